@@ -1,0 +1,7 @@
+"""`python -m refpar COMMAND ...`"""
+import sys
+
+from refpar.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The mesh: ranks in a grid, and the groups of them that talk to each other.
+
+A layout says how many ranks stand on each axis and which axis is outermost.  Ranks are numbered like the elements of an array:
+the innermost axis counts fastest.  In the survey's order dp, pp, cp, tp (section 4.2, figures 4 and 5) a tensor-parallel group is
+therefore a run of neighbours, who talk most, and data-parallel partners lie farthest apart.
+
+A **group** on an axis is the ranks that differ in that coordinate alone.  Some values are summed over several axes at once (the
+count of targets over dp and cp): those ranks form a group too, and the axis is called "dp+cp".  (The survey lists for dp and pp
+the members of one replica or stage; those are not the groups that communicate, which are listed here.)
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refpar import watch
+from refpar.config import Layout
+
+
+def coordinates(layout: Layout, rank: int) -> dict[str, int]:
+    """Where a rank stands: axis -> index, the outermost axis first."""
+    indices = np.unravel_index(rank, _shape(layout))
+    return {axis: int(index) for axis, index in zip(layout.order, indices)}
+
+
+def rank_at(layout: Layout, where: dict[str, int]) -> int:
+    """The rank that stands there; `where` names all four axes."""
+    return int(np.ravel_multi_index([where[axis] for axis in layout.order], _shape(layout)))
+
+
+def groups(layout: Layout, *axes: str) -> list[list[int]]:
+    """All groups of ranks on an axis, or on several together; within a group the outermost axis counts slowest.
+
+    With no axis at all, every rank is a group of its own.
+    """
+    _check(layout, axes)
+    inside = [place for place, axis in enumerate(layout.order) if axis in axes]
+    outside = [place for place, axis in enumerate(layout.order) if axis not in axes]
+    size = math.prod(getattr(layout, axis) for axis in axes)
+    grid = np.arange(layout.ranks).reshape(_shape(layout))                              # [outermost, ..., innermost]
+    return grid.transpose(outside + inside).reshape(layout.ranks // size, size).tolist()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One rank's group on an axis, as that rank sees it: it is `ranks[index]`, and it names the others by their index too."""
+    name: str
+    ranks: tuple[int, ...]      # of the world
+    index: int
+    wire: Any
+
+    @classmethod
+    def world(cls, wire) -> Axis:
+        """All ranks, as one axis."""
+        return cls("world", tuple(range(wire.size)), wire.rank, wire)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def isend(self, array, to: int):
+        """Start to send; the array must not change before the request's wait()."""
+        with watch.errand(self.name):
+            return self.wire.isend(array, self.ranks[to])
+
+    def irecv(self, out, source: int):
+        """Start to receive into `out`; it must not be read before the request's wait()."""
+        with watch.errand(self.name):
+            return self.wire.irecv(out, self.ranks[source])
+
+    def send(self, array, to: int):
+        """Send, and return when `array` may change."""
+        with watch.errand(self.name):
+            self.wire.send(array, self.ranks[to])
+
+    def recv(self, out, source: int):
+        """Receive into `out`."""
+        with watch.errand(self.name):
+            self.wire.recv(out, self.ranks[source])
+
+
+class Mesh:
+    """A layout laid over the world, as one rank sees it.  ValueError if the layout and the world differ in size."""
+
+    def __init__(self, layout: Layout, wire):
+        if layout.ranks != wire.size:
+            raise ValueError(f"mesh: {layout} needs {layout.ranks} ranks, and this world has {wire.size}")
+        self.layout, self.wire = layout, wire
+
+    def axis(self, *axes: str) -> Axis:
+        """This rank's group on an axis, or on several together (dp and cp: "dp+cp")."""
+        mine = next(group for group in groups(self.layout, *axes) if self.wire.rank in group)
+        name = "+".join(axis for axis in self.layout.order if axis in axes)
+        return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire)
+
+    def coordinates(self, rank: int | None = None) -> dict[str, int]:
+        """Where a rank stands, this one by default."""
+        return coordinates(self.layout, self.wire.rank if rank is None else rank)
+
+    def rank(self, where: dict[str, int]) -> int:
+        """The rank that stands there; axes left out are where this rank stands."""
+        return rank_at(self.layout, self.coordinates() | where)
+
+
+def _shape(layout: Layout) -> list[int]:
+    return [getattr(layout, axis) for axis in layout.order]
+
+
+def _check(layout: Layout, axes: tuple[str, ...]):
+    for axis in axes:
+        if axis not in layout.order:
+            raise ValueError(f"mesh: {axis!r} is no axis; the axes are {', '.join(layout.order)}")
+        if axes.count(axis) > 1:
+            raise ValueError(f"mesh: {axis} stands twice in {'+'.join(axes)}")

@@ -1,0 +1,140 @@
+"""`refpar verify`: the proof as a table, model by model and mesh by mesh.  Exit status 0 where all is equal, 1 where not."""
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+from refpar.config import PRESETS, Layout, describe_model, parse_model
+from refpar.oracle.judge import Judgement, weigh
+from refpar.oracle.run import run_sharded
+from refpar.oracle.situation import PROOF, Situation
+
+SIZES = (1, 2, 3, 4, 8)         # of dp, where no mesh is named
+KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
+
+
+class Job(NamedTuple):
+    """What to verify: situations to run, those left out for want of ranks, and, perhaps, a fault to plant."""
+    situations: list[Situation]
+    left_out: list[Layout]
+    fault: str | None
+    list_faults: bool
+    json: bool
+
+
+def prepare(world, args) -> Job:
+    """Refuse what cannot be run, in one sentence; else name the situations."""
+    from refpar.oracle.faults import fault_named
+    if args.fault:
+        fault_named(args.fault)
+    family = "uneven" if args.uneven else "tiny"
+    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba2")]
+    layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
+    fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
+    if not fit:
+        raise ValueError(f"mesh {layouts[0]} needs {layouts[0].ranks} ranks, and {world.size} were started")
+    for layout in fit:
+        if layout.ranks > layout.dp:
+            raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are cut over dp alone")
+    situations = [situation_of(args, model, layout) for model in models for layout in fit]
+    for situation in situations:
+        situation.batch(0)
+    return Job(situations, [layout for layout in layouts if layout not in fit], args.fault, args.list_faults, args.json)
+
+
+def situation_of(args, model, layout) -> Situation:
+    """The situation that the command line describes; what it leaves open is as in PROOF."""
+    named = {name: getattr(args, name) for name in ("rows", "sequence", "micro_batches", "seed", "dtype", "optimizer", "clip")
+             if getattr(args, name, None) is not None}
+    return Situation(model, layout, replace(PROOF, **named), args.last_rows or 0, args.documents or (), args.ignored or (0.0,))
+
+
+def run(world, job: Job) -> int:
+    """Print the table, or the fault's end."""
+    if job.list_faults:
+        return list_faults(world)
+    if job.fault:
+        return run_fault(world, job.fault)
+    say = print if world.main and not job.json else _silent
+    say(heading(world))
+    failed = []
+    for situation in job.situations:
+        runs = world.run(run_sharded, situation.layout.ranks, situation)
+        if world.main:
+            judgement = weigh(situation, runs)
+            say(line(situation, judgement))
+            if job.json:
+                print(json.dumps(as_json(situation, judgement)))
+            if judgement.complaint:
+                failed.append(f"{judgement.complaint}\n  again: {situation.command()}")
+    say(ending(job, failed, world))
+    return 1 if failed else 0
+
+
+def heading(world) -> str:
+    """What the table shows, and its column heads."""
+    ranks = "ranks are threads of this process" if world.size is None else f"ranks are {world.size} processes"
+    return (f"refpar verify: the sharded run beside the single process; {ranks}\n"
+            "errors in units of the bound 32 eps sqrt(n) scale (at most 1 is equal); held: largest share of any rank / allowed;\n"
+            "sent: bytes of all ranks in two steps, counted / formula\n\n"
+            f"{'model':<16}{'mesh':<8}" + "".join(f"{kind:>10}" for kind in KINDS)
+            + f"{'weights held':>15}{'saved held':>15}  sent")
+
+
+def line(situation: Situation, judgement: Judgement) -> str:
+    """One situation's row."""
+    name = next((name for name, model in PRESETS.items() if model == situation.model), describe_model(situation.model))
+    held = "".join(f"{f'{share:.1%} / {allowed:.1%}':>15}" for share, allowed in judgement.held.values())
+    sent = "  ".join(f"{axis}: {counted} / {formula}" for axis, (counted, formula) in judgement.sent.items())
+    verdict = "FAILS" if judgement.complaint else "equal"
+    return (f"{name:<16}{str(situation.layout):<8}" + "".join(f"{judgement.errors[kind]:>10.2g}" for kind in KINDS)
+            + f"{held}  {sent}  {verdict}")
+
+
+def ending(job: Job, failed: list[str], world) -> str:
+    """The verdict, the meshes left out, and what to type next."""
+    lines = [""]
+    if job.left_out:
+        lines.append(f"left out, for want of ranks: {' '.join(map(str, job.left_out))}")
+    lines += failed or [f"VERIFIED: {len(job.situations)} sharded runs equal the single process"]
+    if world.size is None:
+        lines.append("the same on real processes:   mpiexec -n 4 python -m mpi4py -m refpar verify")
+    return "\n".join(lines + ["", "next:  mpiexec -n 2 python -m mpi4py -m refpar train --model llama --mesh dp=2",
+                              "       python lessons/03_data_parallel.py",
+                              "       python -m refpar verify --fault mean-of-means"])
+
+
+def as_json(situation: Situation, judgement: Judgement) -> dict:
+    """One situation and its judgement, for a program to read."""
+    return {"command": situation.command(), **judgement._asdict(), "complaint": judgement.complaint}
+
+
+def list_faults(world) -> int:
+    """Every fault of the catalogue, a line each."""
+    from refpar.oracle.faults import FAULTS
+    if world.main:
+        for fault in FAULTS:
+            print(f"{fault.name:<28}{fault.report:<44}{fault.summary}")
+    return 0
+
+
+def run_fault(world, name: str) -> int:
+    """Plant one fault, run the situation that shows it, and end red: exit status 1, as a broken program would."""
+    from refpar.oracle.faults import fault_named, property_of
+    from refpar.oracle.plant import PlantedWorld, planted
+    fault = fault_named(name)
+    try:
+        with planted(fault):
+            property_of(fault)(PlantedWorld(world, fault), fault.shows)
+        sentence = f"NOT SEEN: {name} is planted, and {fault.property} holds all the same"
+    except Exception as error:
+        sentence = f"FAILS: {error}"
+    if world.main:
+        print(f"planted: {fault.name}, in {fault.function}\n  {fault.summary}\n  reported as {fault.report}\n"
+              f"property: {fault.property}\n{sentence}")
+    return 1
+
+
+def _silent(*_):
+    """Say nothing."""

@@ -1,0 +1,212 @@
+"""Text to batches: any rank computes any part of any step's batch from the step number, so no batch is ever sent.
+
+Tokens are bytes.  A text is documents laid end to end; the last tenth of it is held out.  Row r of step s is a window of the
+train text whose place is a digest of (seed, s, r), so it does not depend on who asks for it or on what was drawn before.
+Held-out windows follow each other and cover every byte once.
+
+Masks, rotary angles, resets and dropout are functions of the five arrays of a batch and of nothing else.
+"""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from refpar.config import Training, share
+
+IGNORED = -1
+HELD_OUT = 10               # one part in so many, at the end, is held out
+
+
+class Batch(NamedTuple):
+    """Five integer arrays [B, S], and the number of the step."""
+    tokens: np.ndarray
+    targets: np.ndarray         # the token that follows; -1 is ignored
+    position: np.ndarray        # in its document: rises by 1 or returns to 0, and only a row's first may start above 0
+    document: np.ndarray        # equal within a document, different between two documents of a row
+    index: np.ndarray           # place in the whole step, row*S + column: the key of all randomness
+    step: int = 0
+
+    def cut(self, rows=slice(None), columns=slice(None)) -> Batch:
+        """Some rows and some columns of the batch (slices, or arrays that also give the order)."""
+        return Batch(*(array[rows][:, columns] for array in self[:5]), step=self.step)
+
+    @property
+    def count(self) -> int:
+        """How many targets are not ignored: the count of a loss that is (sum, count)."""
+        return int((self.targets != IGNORED).sum())
+
+
+class Text(NamedTuple):
+    """Documents laid end to end, int64 [n] each."""
+    tokens: np.ndarray
+    document: np.ndarray        # the number of the document
+    begin: np.ndarray           # where in this text the document begins
+
+    @property
+    def size(self) -> int:
+        return self.tokens.size
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text to train on and its end, held out."""
+    name: str
+    train: Text
+    held_out: Text
+
+
+def python_reference() -> list[bytes]:
+    """The default text: the topics of the Python language reference that every CPython carries, sorted by name.
+
+    Many a topic is a section of a longer one.  A topic that stands whole in another is left out, else what is held out
+    would have been read in training.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ValueError("text: this Python comes without pydoc_data.topics, the default text; name a text file instead") from None
+    bodies = {name: _body(topics[name]) for name in sorted(topics)}
+    return [topics[name].encode() for name, body in bodies.items()
+            if not any(body in other and (len(body), name) < (len(other), of) for of, other in bodies.items())]
+
+
+def _body(topic: str) -> str:
+    """A topic without its heading, whose underline depends on the depth of the section."""
+    return topic.partition("\n\n")[2].strip()
+
+
+def read_documents(path: str | Path) -> list[bytes]:
+    """The documents of a text file: UTF-8, and a form feed, where there is one, separates two documents."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"text: {path} is a directory, and must be a file of UTF-8 text")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"text: the file {path} does not exist") from None
+    except OSError as error:
+        raise ValueError(f"text: the file {path} cannot be read ({error.strerror})") from None
+    if 0 in content:
+        raise ValueError(f"text: {path} is binary (byte {content.index(0)} is NUL), and must be UTF-8 text")
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text: {path} is binary (byte {error.start} is not UTF-8), and must be UTF-8 text") from None
+    documents = [document for document in content.split(b"\f") if document]
+    if not documents:
+        raise ValueError(f"text: the file {path} is empty ({len(content)} bytes)")
+    return documents
+
+
+def lay(documents: list[bytes]) -> Text:
+    """Lay documents end to end; an empty one leaves no trace."""
+    sizes = np.array([len(document) for document in documents], np.int64)
+    number = np.arange(len(documents))
+    tokens = np.frombuffer(b"".join(documents), np.uint8).astype(np.int64)
+    return Text(tokens, np.repeat(number, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes))
+
+
+def load(path: str | Path | None, sequence: int) -> Corpus:
+    """The corpus of a file, or the default text (None), long enough for windows of `sequence` tokens."""
+    documents = python_reference() if path is None else read_documents(path)
+    name = "the Python language reference" if path is None else str(path)
+    size = sum(map(len, documents))
+    split = size - size // HELD_OUT
+    if split <= sequence:
+        raise ValueError(f"text: {name} has {size} bytes, {split} of them to train on, and a sequence of {sequence} tokens "
+                         f"and the one that follows need {sequence + 1}")
+    train, held_out = _split(documents, split)
+    if not (_next_in_document(held_out, np.arange(held_out.size)) != IGNORED).any():
+        raise ValueError(f"text: the held-out end of {name} has {held_out.size} of {size} bytes and no two of one document, "
+                         f"so nothing can be predicted in it")
+    return Corpus(name, train, held_out)
+
+
+def _split(documents: list[bytes], place: int) -> tuple[Text, Text]:
+    """Two texts, cut at a byte.  A document that is cut becomes two: no target and no context crosses the cut."""
+    before, after, begin = [], [], 0
+    for document in documents:
+        cut = min(max(place - begin, 0), len(document))
+        before.append(document[:cut])
+        after.append(document[cut:])
+        begin += len(document)
+    return lay(before), lay(after)
+
+
+def batch(corpus: Corpus, training: Training, step: int, rows: slice = slice(None)) -> Batch:
+    """Some rows (all, as it stands) of the batch of one step."""
+    numbers = np.arange(training.rows)[rows]                                    # [B]
+    places = corpus.train.size - training.sequence
+    starts = [_draw(places, training.seed, step, row) for row in numbers]
+    return _windows(corpus.train, np.array(starts, np.int64), numbers, training.sequence, step)
+
+
+def _draw(places: int, seed: int, step: int, row: int) -> int:
+    """Where the row begins: a digest of its key, the same on every rank."""
+    digest = hashlib.blake2b(f"refpar row {seed} {step} {row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % places
+
+
+def held_out_rows(corpus: Corpus, sequence: int) -> int:
+    """How many windows the held-out text fills, a last incomplete one included."""
+    return -(-corpus.held_out.size // sequence)
+
+
+def held_out(corpus: Corpus, sequence: int, rows: slice = slice(None)) -> Batch:
+    """Some of the held-out windows, in order.  The last is filled up with ignored tokens, a document of their own."""
+    numbers = np.arange(held_out_rows(corpus, sequence))[rows]                  # [B]
+    return _windows(corpus.held_out, numbers * sequence, numbers, sequence, step=0)
+
+
+def _windows(text: Text, starts: np.ndarray, numbers: np.ndarray, sequence: int, step: int) -> Batch:
+    """Rows that begin at `starts` [B], as the rows `numbers` [B] of the step."""
+    column = np.arange(sequence)
+    place = starts[:, None] + column                                            # [B, S]
+    inside = place < text.size
+    at = np.minimum(place, text.size - 1)
+    begin = np.where(inside, text.begin[at], text.size)
+    return Batch(tokens=np.where(inside, text.tokens[at], 0),
+                 targets=_next_in_document(text, place),
+                 position=place - np.maximum(begin, starts[:, None]),           # since its row or its document began
+                 document=np.where(inside, text.document[at], -1 - numbers[:, None]),
+                 index=numbers[:, None] * sequence + column,
+                 step=step)
+
+
+def _next_in_document(text: Text, place: np.ndarray) -> np.ndarray:
+    """The token that follows each place, or IGNORED where another document or nothing follows."""
+    last = text.size - 1
+    at, following = np.minimum(place, last), np.minimum(place + 1, last)
+    return np.where((place < last) & (text.document[at] == text.document[following]), text.tokens[following], IGNORED)
+
+
+def micro_batches(rows: int, ranks: int, rank: int, count: int) -> list[slice]:
+    """The rows of one dp rank, cut into `count` micro-batches: shares of a share.  Unequal and empty ones are normal."""
+    mine = share(rows, ranks, rank)
+    parts = [share(mine.stop - mine.start, count, i) for i in range(count)]
+    return [slice(mine.start + part.start, mine.start + part.stop) for part in parts]
+
+
+def packed(seed, rows: int, sequence: int, vocab: int, lengths=(7, 1, 12, 3), ignored=(0.0,), step: int = 0) -> Batch:
+    """A batch as hard as a text can make it, for proofs: random tokens in documents of the given lengths.
+
+    seed: a number or a numpy Generator.  lengths: the documents' lengths, over and over, laid end to end through all rows; a
+    document that a row's end cuts goes on in the next row, whose first position is then above 0.  Ids of documents are in no
+    order.  ignored: the share of each row's targets to ignore, over and over; 1 masks a row wholly.
+    """
+    if min(lengths, default=0) < 1:
+        raise ValueError(f"packed: document lengths {tuple(lengths)} must each be at least 1, and there must be one")
+    random = np.random.default_rng(seed)
+    size = rows * sequence
+    tokens = random.integers(0, vocab, size + 1)
+    number = np.repeat(np.arange(size + 1), np.resize(lengths, size + 1))[:size + 1]
+    position = np.arange(size + 1) - np.searchsorted(number, number)
+    names = random.permutation(size + 1) - size // 2
+    targets = np.where(number[1:] == number[:-1], tokens[1:], IGNORED).reshape(rows, sequence)
+    drop = random.random((rows, sequence)) < np.resize(ignored, rows)[:, None]
+    return Batch(*(array[:size].reshape(rows, sequence).astype(np.int64) for array in
+                   (tokens, np.where(drop, IGNORED, targets).ravel(), position, names[number], np.arange(size))), step=step)

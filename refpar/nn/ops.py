@@ -1,0 +1,180 @@
+"""The small operations of a layer, each forward beside its backward.
+
+`x_forward(x, w) -> y, saved` and `x_backward(dy, saved, w) -> dx, grads`: saved holds activations and never a parameter.  All leading
+dims of x are tokens to an op; sizes are read off the arrays, so a rank's shard of a weight passes through unchanged.  float32 stays
+float32: every constant is a Python number, which numpy lets follow the array.
+
+A matrix product tells `watch` its 2mnk floating-point operations.  Elementwise work is not counted.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from refpar import watch
+from refpar.nn.product import Product
+
+
+def tokens_of(x) -> int:
+    """How many rows x has: the product of all dims but the last."""
+    return math.prod(x.shape[:-1])
+
+
+def flat(x) -> np.ndarray:
+    """x [..., I] -> [T, I]."""
+    return x.reshape(tokens_of(x), x.shape[-1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- linear maps
+
+def matmul(x, w, name: str) -> np.ndarray:
+    """x [..., I] w [I, O] -> [..., O]: one product over all tokens, counted under `name`."""
+    watch.op(name, 2 * tokens_of(x) * w.shape[0] * w.shape[1])
+    return (flat(x) @ w).reshape(*x.shape[:-1], w.shape[1])
+
+
+def linear_forward(x, w):
+    """x [..., I], w [I, O] -> y [..., O]."""
+    return matmul(x, w, "linear"), {"x": x}
+
+
+def linear_backward(dy, saved, w):
+    """dy [..., O] -> dx [..., I], and the weight's gradient as a product not yet multiplied."""
+    return matmul(dy, w.T, "input gradient"), Product(saved["x"], dy)
+
+
+def stacked_forward(x, w):
+    """n linear maps of the same x: x [..., I], w [n, I, O] -> y [n, ..., O], each map's result contiguous."""
+    n, _, width = w.shape
+    watch.op("linear", 2 * tokens_of(x) * w.size)
+    return np.matmul(flat(x), w).reshape(n, *x.shape[:-1], width), {"x": x}         # [n, ..., O]
+
+
+def stacked_backward(dy, saved, w):
+    """dy [n, ..., O] -> dx [..., I], and a list of n products, which `settle` stacks."""
+    dx = matmul(dy[0], w[0].T, "input gradient")
+    for dy_i, w_i in zip(dy[1:], w[1:]):
+        dx += matmul(dy_i, w_i.T, "input gradient")
+    return dx, [Product(saved["x"], dy_i) for dy_i in dy]
+
+
+# ------------------------------------------------------------------------------------------------------------------ RMS norm
+
+class Squares(NamedTuple):
+    """The statistic of a norm over some of its features: their sum of squares [..., 1], and how many they are."""
+    total: np.ndarray
+    width: int
+
+
+def squares(x) -> Squares:
+    """Partial: the features that are here."""
+    return Squares(np.vecdot(x, x)[..., None], x.shape[-1])                         # [..., 1]
+
+
+def squares_merge(a: Squares, b: Squares) -> Squares:
+    """Merge: the features of a and of b.  Identity: Squares(0, 0)."""
+    return Squares(a.total + b.total, a.width + b.width)
+
+
+def squares_finish(s: Squares, eps: float) -> np.ndarray:
+    """Finish: 1 / sqrt(mean of squares + eps), [..., 1]."""
+    return 1 / np.sqrt(s.total / s.width + eps)
+
+
+def rmsnorm_forward(x, w, eps: float):
+    """x [..., D], w [D] -> x / rms(x) * w (Zhang and Sennrich 2019)."""
+    scale = squares_finish(squares(x), eps)                                         # [..., 1]
+    y = x * scale
+    y *= w
+    return y, {"x": x, "scale": scale}
+
+
+def rmsnorm_backward(dy, saved, w):
+    """dy [..., D] -> dx [..., D], dw [D]."""
+    x, scale = saved["x"], saved["scale"]
+    normed = x * scale
+    dw = np.einsum("td,td->d", flat(dy), flat(normed))
+    dx = dy * w
+    normed *= np.vecdot(dx, normed)[..., None] / x.shape[-1]    # the part of the gradient that only lengthens x
+    dx -= normed
+    dx *= scale
+    return dx, dw
+
+
+# ---------------------------------------------------------------------------------------------------------------- SiLU, SwiGLU
+
+def sigmoid(x) -> np.ndarray:
+    """1 / (1 + exp(-x)); far to the left exp overflows to infinity, which gives the right 0."""
+    with np.errstate(over="ignore"):
+        s = np.exp(-x)
+    s += 1
+    return np.reciprocal(s, out=s)
+
+
+def silu_forward(x):
+    """x -> x sigmoid(x)."""
+    return x * sigmoid(x), {"x": x}
+
+
+def silu_backward(dy, saved):
+    """d silu = s + x s (1 - s) = s (1 + x (1 - s))."""
+    x = saved["x"]
+    s = sigmoid(x)
+    dx = 1 - s
+    dx *= x
+    dx += 1
+    dx *= s
+    dx *= dy
+    return dx
+
+
+def swiglu_forward(gate_up):
+    """gate_up [2, ..., F] -> silu(gate) * up [..., F] (Shazeer 2020)."""
+    gate, up = gate_up
+    y = sigmoid(gate)
+    y *= gate
+    y *= up
+    return y, {"gate_up": gate_up}
+
+
+def swiglu_backward(dy, saved):
+    """dy [..., F] -> [2, ..., F]."""
+    gate, up = saved["gate_up"]
+    s = sigmoid(gate)
+    both = np.empty_like(saved["gate_up"])
+    dgate, dup = both
+    np.multiply(gate, s, out=dup)                               # silu(gate)
+    np.subtract(1, s, out=dgate)
+    dgate *= dup
+    dgate += s                                                  # its derivative: s + silu (1 - s)
+    dgate *= up
+    both *= dy
+    return both
+
+
+# ------------------------------------------------------------------------------------------------------------------ embedding
+
+def embedding_forward(tokens, table, first: int = 0):
+    """tokens [...], table [V/tp, D] of the words from `first` on -> x [..., D]; words that are not here give zeros."""
+    local = tokens - first
+    here = (local >= 0) & (local < len(table))
+    if here.all():
+        return table[local]
+    x = np.zeros((*tokens.shape, table.shape[1]), table.dtype)
+    x[here] = table[local[here]]
+    return x
+
+
+def embedding_backward(dx, tokens, table, first: int = 0) -> np.ndarray:
+    """dx [..., D] -> dtable [V/tp, D]: each word's row is the sum over its tokens, added in their order.
+
+    A loop over rows: numpy's scattered add is three times slower on rows as long as D.
+    """
+    dtable = np.zeros_like(table)
+    local = (tokens - first).reshape(tokens.size)
+    for word, row in zip(local.tolist(), flat(dx)):
+        if 0 <= word < len(dtable):
+            dtable[word] += row
+    return dtable

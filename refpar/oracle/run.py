@@ -1,0 +1,111 @@
+"""Run a situation twice: sharded, by the code that trains, and whole, by a single process that knows of no rank.
+
+The whole run is the meaning, so it is written apart, in the plainest way: one batch of all rows, one pass, the gradients as they
+come.  Both tell what they did as a `Run`.
+"""
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from refpar import watch
+from refpar.comm.mesh import Mesh
+from refpar.corpus import micro_batches
+from refpar.nn.build import build
+from refpar.nn.gradient import loss_and_gradients
+from refpar.nn.init import initial
+from refpar.nn.optimizer import clipped, updated
+from refpar.oracle.equal import leaves
+from refpar.oracle.situation import Situation
+from refpar.parallel.data import accumulate, count_targets, reduce_gradients, sum_loss
+from refpar.parallel.placement import squared_norm
+from refpar.train import State, rate_of, train_step
+
+
+class Step(NamedTuple):
+    """What one step gave: raw gradients (summed over the whole step, before clipping) and the state after it."""
+    loss: float                 # summed over the targets
+    count: int
+    norm: float
+    input_gradient: np.ndarray  # of the first layer's input, [rows, S, D]
+    gradients: dict
+    state: State
+
+
+class Run(NamedTuple):
+    """What one rank tells of a run.  Replicas beyond the first tell digests in place of arrays they must share bitwise."""
+    steps: list[Step]
+    digests: list[dict[str, str]]
+    peak: dict[str, int]                                        # elements held at most, by kind of store
+    sent: dict[tuple[str | None, str | None], tuple[int, int]]  # (axis, operation) -> messages, bytes
+
+
+class Points(watch.Observer):
+    """Keeps what passes the points to compare: the gradient of the first layer's input, micro-batch by micro-batch, and the
+    gradients of the step."""
+
+    def __init__(self, chain):
+        self.input, self.rows, self.gradients = f"d {chain.layers[1][0]}", [], {}
+
+    def value(self, name, array):
+        if name == self.input:
+            self.rows.append(array)
+        if name == "gradients":
+            self.gradients = array
+
+    def input_gradient(self) -> np.ndarray:
+        """All rows since the last call."""
+        rows, self.rows = np.concatenate(self.rows), []
+        return rows
+
+
+def fresh(situation: Situation):
+    """The model's chain, and the state before the first step: rough weights, so that no fault hides behind a 1 or a 0."""
+    training = situation.training
+    chain = build(situation.model, seed=training.seed)
+    params = initial(situation.model, chain, training.seed, np.dtype(training.dtype), rough=True)
+    return chain, State(params, *moments(params))
+
+
+def moments(params: dict) -> tuple[dict, dict]:
+    """Two nests of zeros like the parameters: AdamW's moments before the first step."""
+    def zeros():
+        return {layer: {name: np.zeros_like(array) for name, array in group.items()} for layer, group in params.items()}
+    return zeros(), zeros()
+
+
+def whole_step(situation: Situation, chain, state: State) -> Step:
+    """One step in a single process, from `state`: every row in one batch."""
+    batch = situation.batch(state.step)
+    with watch.watching(Points(chain)) as points:
+        loss, grads = loss_and_gradients(chain, state.params, batch, batch.count)
+    norm = math.sqrt(sum(float(np.sum(np.square(grad, dtype=np.float64))) for _, grad in leaves(grads)))
+    training = situation.training
+    after = State(*updated(state.params, clipped(grads, norm, training.clip), state.m, state.v, state.step,
+                           rate_of(state.step, training), training))
+    return Step(loss, batch.count, norm, points.input_gradient(), grads, after)
+
+
+def run_sharded(wire, situation: Situation) -> Run:
+    """The program of one rank: the steps of the situation by `train_step`, watched."""
+    mesh = Mesh(situation.layout, wire)
+    chain, state = fresh(situation)
+    training, dp = situation.training, mesh.axis("dp")
+    steps, digests = [], []
+    with watch.watching(watch.Ledger()) as ledger, watch.watching(Points(chain)) as points:
+        for number in range(training.steps):
+            rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
+            state, report = train_step(chain, state, [situation.batch(number, part) for part in rows], mesh, training)
+            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), points.gradients, state)
+            digests.append({name: digest(array) for name, array in leaves({"gradient": step.gradients, **state._asdict()})})
+            steps.append(step if dp.index == 0 else step._replace(gradients={}, state=None))
+    sent = {key[1:]: (ledger.messages[key], ledger.bytes[key]) for key in ledger.messages if key[0] == "send"}
+    return Run(steps, digests, dict(ledger.peak), sent)
+
+
+def digest(array) -> str:
+    """A fingerprint of an array's bytes: equal for bitwise equal arrays only."""
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=12).hexdigest()
