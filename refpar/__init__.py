@@ -28,4 +28,12 @@ G  groups of Mamba heads that share B, C    W  taps of the conv (w)             
 Shapes stand behind the lines that change them: `# [B, S, F/tp]` is this rank's shard of F, a letter without a slash is whole,
 `+tp` marks a Partial value.  Letters written together, `HE`, are a product, cut in whole first letters.
 """
+import os
+
 __version__ = "0.1.0"
+
+# A rank is one core: ranks whose products each run on all cores slow each other down a hundred times.  numpy's library reads this when
+# it is first imported, and what the user has set stays.
+for _threads in ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+

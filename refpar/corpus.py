@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     step: int = 0
 
     def cut(self, rows=slice(None), columns=slice(None)) -> Batch:
-        """Some rows and some columns of the batch (slices, or arrays that also give the order)."""
-        return Batch(*(array[rows][:, columns] for array in self[:5]), step=self.step)
+        """Some rows and some columns of the batch (slices, or arrays that also give the order), and no hold on the rest."""
+        return Batch(*(array[rows][:, columns].copy() for array in self[:5]), step=self.step)
 
     @property
     def count(self) -> int:

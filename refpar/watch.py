@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Message(NamedTuple):
     bytes: int
     axis: str | None        # the mesh axis it travels on, e.g. "dp"
     operation: str | None   # the outermost collective that it belongs to, e.g. "all_reduce"
+    array: Any              # what travels; who wants to keep it copies it
 
 
 class Observer:
@@ -54,11 +55,11 @@ def op(name: str, flops: int):
         observer.op(name, flops)
 
 
-def message(way: str, peer: int, nbytes: int):
-    """A message left (`send`) or arrived (`recv`): payload bytes, under the axis and operation of the current errand."""
+def message(way: str, peer: int, array):
+    """An array left (`send`) or arrived (`recv`), under the axis and operation of the current errand."""
     observers = _observers.get()
     if observers:
-        told = Message(way, peer, nbytes, *_errand.get())
+        told = Message(way, peer, array.nbytes, *_errand.get(), array)
         for observer in observers:
             observer.message(told)
 

@@ -98,8 +98,8 @@ class Counter(Base):
         return 2
 
 
-def fault(function, old, new, module=__name__):
-    return Fault("typed", "owner/repository#1", "a test", f"{module}:{function}", old, new)
+def fault(function, old, new, module=__name__, name="typed"):
+    return Fault(name, "owner/repository#1", "a test", f"{module}:{function}", old, new)
 
 
 def test_every_reference_is_faulty_inside_and_right_again_after():
@@ -152,11 +152,13 @@ def test_closures_made_before_keep_the_code_they_were_made_with():
 def test_planting_nests_on_one_function_and_repeats():
     for _ in range(2):
         with planted(fault("with_defaults", "factor * x", "factor + x")):
-            with planted(fault("with_defaults", "+ shift", "- shift")):
+            with planted(fault("with_defaults", "+ shift", "- shift", name="another")):
                 assert with_defaults(5) == 6
             assert with_defaults(5) == 8
+            with planted(fault("with_defaults", "factor * x", "factor + x")):
+                assert with_defaults(5) == 8
             with pytest.raises(ValueError, match="0 times"):
-                with planted(fault("with_defaults", "factor * x", "x")):
+                with planted(fault("with_defaults", "factor * x", "x", name="another")):
                     pass
         assert with_defaults(5) == 11
 

@@ -43,7 +43,7 @@ def reduce_scatter(x, axis, dim: int = 0, sizes=None):
     x [.., sum(sizes), ..] -> [.., sizes[i], ..].  Messages p-1; elements (p-1)/p T, the lower bound;
     time (p-1) alpha + (p-1)/p n (beta + gamma).
     """
-    dim, sizes = checked(x, dim, sizes, axis, whole=True)
+    dim, sizes = checked("reduce_scatter", x, dim, sizes, axis, whole=True)
     front = to_front(x, dim)                                                            # [sum(sizes), ...]
     row = row_of(front)
     mine = np.empty((sizes[axis.index], *front.shape[1:]), x.dtype)
@@ -58,7 +58,7 @@ def all_gather(x, axis, dim: int, sizes):
     x [.., sizes[i], ..] -> [.., sum(sizes), ..].  Messages p-1; elements (p-1)/p T, the lower bound;
     time (p-1) alpha + (p-1)/p n beta.
     """
-    dim, sizes = checked(x, dim, sizes, axis, whole=False)
+    dim, sizes = checked("all_gather", x, dim, sizes, axis, whole=False)
     front = to_front(x, dim)                                                            # [sizes[i], ...]
     row = row_of(front)
     whole = np.empty((sum(sizes), *front.shape[1:]), x.dtype)
@@ -163,8 +163,8 @@ def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes):
     `split`, sends part j to rank j (`exchange`), and joins what arrives along `join`.  Swapping the two leads back.
     Messages p-1; elements (p-1)/p of the shard, T/p; time (p-1) alpha + (p-1)/p**2 n beta.
     """
-    split, split_sizes = checked(x, split, split_sizes, axis, whole=True)
-    join, join_sizes = checked(x, join, join_sizes, axis, whole=False)
+    split, split_sizes = checked("all_to_all", x, split, split_sizes, axis, whole=True)
+    join, join_sizes = checked("all_to_all", x, join, join_sizes, axis, whole=False)
     if split == join:
         raise ValueError(f"all_to_all on {axis.name}: split and join are both dim {split}, and must be two dims")
     blocks = [part_of(x, split, part) for part in slices(split_sizes)]

@@ -47,7 +47,7 @@ def keep(x):
 
 def my_slice(x, axis, dim: int, sizes=None):
     """This rank's shard of what all ranks hold: nothing is sent.  A copy, so that the whole can be freed."""
-    dim, sizes = checked(x, dim, sizes, axis, whole=True)
+    dim, sizes = checked("my_slice", x, dim, sizes, axis, whole=True)
     return part_of(x, dim, slices(sizes)[axis.index]).copy()
 
 

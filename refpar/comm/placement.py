@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refpar.comm.collectives import all_reduce
-
 
 class Placement(NamedTuple):
     """One of the four kinds; `dim` is the Shard's."""
@@ -45,12 +43,20 @@ def dual(placement: Placement) -> Placement:
     return placement._replace(kind=GRADIENT[placement.kind])
 
 
-def inner(gradient, value, placement: Placement, axis) -> float:
-    """<gradient, value> of the whole, from what each rank holds of them: `value` lies as `placement`, its gradient as the dual.
+def whole(parts: list, placement: Placement):
+    """What a placement means: the value whose parts the ranks of an axis hold, in their order."""
+    if placement.kind == "Shard":
+        return np.concatenate(parts, axis=placement.dim)
+    if placement.kind == "Partial":
+        return np.sum(parts, axis=0, dtype=parts[0].dtype)
+    return parts[0]
 
-    Each rank's own product is an addend, whatever the placement, but for Invariant: there all ranks have the same product, and it
-    counts once.  1 number travels; the result is the same on all ranks.
+
+def inner(gradients: list, values: list, placement: Placement):
+    """<gradient, value> of the whole, from the parts that all ranks hold: values lie as `placement`, gradients as its dual.
+
+    Whatever the placement, each rank's own product is an addend of it.  Only under Invariant all ranks have the same product, and
+    it counts once.
     """
-    mine = np.sum(np.multiply(gradient, value, dtype=np.float64))
-    counts = placement.kind != "Invariant" or axis.index == 0
-    return float(all_reduce(np.array([mine * counts]), axis)[0])
+    products = [np.sum(np.multiply(gradient, value, dtype=np.float64)) for gradient, value in zip(gradients, values, strict=True)]
+    return products[0] if placement.kind == "Invariant" else sum(products)

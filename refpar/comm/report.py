@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-WIRES = {os.path.join(os.path.dirname(__file__), name) for name in ("wire.py", "threads.py", "mpi.py", "board.py", "report.py")}
+WIRES = {os.path.join(os.path.dirname(__file__), name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py", "report.py")}
 
 
 class Wait(NamedTuple):
@@ -55,13 +55,12 @@ def place(frame) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno}, in {frame.f_code.co_name}"
 
 
-def leftovers(wires: list) -> list[str]:
-    """One line for each (sender, receiver, tag) whose books differ; called after all ranks have returned."""
+def leftovers(books: list[dict]) -> list[str]:
+    """One line for each (sender, receiver, tag) whose books differ.  books: of each rank that has returned, as a wire keeps them."""
     found = []
-    for wire in wires:
-        for (way, peer, tag), (messages, nbytes) in sorted(wire.books.items()):
-            if way == "send":
-                got_messages, got_bytes = wires[peer].books.get(("recv", wire.rank, tag), (0, 0))
-                if messages > got_messages:
-                    found.append(letters_text(messages - got_messages, nbytes - got_bytes, wire.rank, peer, tag))
+    for rank, mine in enumerate(books):
+        for (way, peer, tag), (messages, nbytes) in sorted(mine.items()):
+            got_messages, got_bytes = books[peer].get(("recv", rank, tag), (0, 0))
+            if way == "send" and messages > got_messages:
+                found.append(letters_text(messages - got_messages, nbytes - got_bytes, rank, peer, tag))
     return found

@@ -19,20 +19,22 @@ def slices(lengths) -> list[slice]:
     return [slice(end - length, end) for end, length in zip(ends, lengths)]
 
 
-def checked(x, dim: int, sizes, axis, whole: bool) -> tuple[int, list[int]]:
+def checked(call: str, x, dim: int, sizes, axis, whole: bool) -> tuple[int, list[int]]:
     """The dim, counted from the front, and the sizes, by default as even as can be.  `whole`: x is the whole array, not a shard.
+    `call` is who asks, for the sentence.
 
     ValueError, one sentence, where x has no such dim, or the sizes do not fit the axis or x.
     """
     if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"{axis.name}: dim {dim} does not exist in an array of {x.ndim} dims, shape {list(x.shape)}")
+        raise ValueError(f"{call} on {axis.name}: dim {dim} does not exist in an array of {x.ndim} dims, shape {list(x.shape)}")
     dim %= x.ndim
     sizes = shares(x.shape[dim], axis.size) if sizes is None else [int(size) for size in sizes]
     if len(sizes) != axis.size or min(sizes) < 0:
-        raise ValueError(f"{axis.name}: sizes {sizes} must be {axis.size} lengths of at least 0, one for each rank")
+        raise ValueError(f"{call} on {axis.name}: sizes {sizes} must be {axis.size} lengths of at least 0, one for each rank")
     expected = sum(sizes) if whole else sizes[axis.index]
     if x.shape[dim] != expected:
-        raise ValueError(f"{axis.name}: dim {dim} of rank {axis.index} has length {x.shape[dim]}, and sizes {sizes} make it {expected}")
+        raise ValueError(f"{call} on {axis.name}: dim {dim} of index {axis.index} has length {x.shape[dim]}, and sizes {sizes} make it "
+                         f"{expected}")
     return dim, sizes
 
 

@@ -45,6 +45,10 @@ class ThreadWorld:
             return Baton(size, self.eager, first_come, restless=False).run(program, args)
         return Baton(size, self.eager, random.Random(self.seed).choice, restless=True).run(program, args)
 
+    def leave(self, status: int):
+        """End the program with `status`."""
+        sys.exit(status)
+
 
 def first_come(ready: list[int]) -> int:
     """The order of ranks where no seed is given: who has been ready longest."""
@@ -136,7 +140,7 @@ class Baton:
             self.ended.acquire(timeout=1)
         if self.failure is not None:
             raise self.failure
-        require_received(self.wires)
+        require_received([wire.books for wire in self.wires])
         return self.results
 
     def _rank(self, rank, program, args):

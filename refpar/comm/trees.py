@@ -20,8 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from refpar import watch
-from refpar.comm.shards import checked, from_front, row_of, slices, to_front
-from refpar.config import shares
+from refpar.comm.shards import checked, from_front, slices, to_front
 
 
 def parent(place: int) -> int:
@@ -98,7 +97,7 @@ def reduce(x, axis, root: int = 0):
 
 def travels_as(dtype) -> np.dtype:
     """The dtype of the sums on their way up the tree."""
-    return np.dtype(np.float64 if dtype == np.float16 else dtype)
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float16 else dtype)
 
 
 @watch.collective
@@ -108,15 +107,17 @@ def gather(x, axis, dim: int, sizes, root: int = 0):
     x [.., sizes[i], ..] -> [.., sum(sizes), ..].  Messages: one to the parent; elements in it: the shards of all places under this
     one; time ceil(log2 p) alpha + (p-1)/p n beta.
     """
-    dim, sizes = checked(x, dim, sizes, axis, whole=False)
+    dim, sizes = checked("gather", x, dim, sizes, axis, whole=False)
     place = _place(axis, root, "gather")
     front = to_front(x, dim)                                                            # [sizes[i], ...]
-    under, parts = _under(place, axis, root, sizes, front.shape[1:], x.dtype)
+    parts = _parts(place, axis, root, sizes)
+    under = np.empty((parts[-1].stop, *front.shape[1:]), x.dtype)
+    watch.held("received", under)
     under[parts[0]] = front
     for child in children(place, axis.size):
         axis.recv(under[_run(child, place, axis.size, parts)], _rank(child, axis, root))
     if place == 0:
-        return from_front(np.roll(under, sum(sizes[:root]), axis=0), dim)
+        return from_front(_turned(under, sum(sizes[:root])), dim)
     axis.send(under, _rank(parent(place), axis, root))
     return None
 
@@ -128,13 +129,14 @@ def scatter(x, axis, dim: int = 0, sizes=None, root: int = 0):
     x [.., sum(sizes), ..] -> [.., sizes[i], ..].  The way of `gather`, downwards: messages, one to each child; elements in it: the
     shards of all places under that child; time ceil(log2 p) alpha + (p-1)/p n beta.
     """
-    dim, sizes = checked(x, dim, sizes, axis, whole=True)
+    dim, sizes = checked("scatter", x, dim, sizes, axis, whole=True)
     place = _place(axis, root, "scatter")
-    rest = (*x.shape[:dim], *x.shape[dim + 1:])
-    under, parts = _under(place, axis, root, sizes, rest, x.dtype)
+    parts = _parts(place, axis, root, sizes)
     if place == 0:
-        under[...] = np.roll(np.moveaxis(x, dim, 0), -sum(sizes[:root]), axis=0)
+        under = _turned(to_front(x, dim), -sum(sizes[:root]))
     else:
+        under = np.empty((parts[-1].stop, *x.shape[:dim], *x.shape[dim + 1:]), x.dtype)
+        watch.held("received", under)
         axis.recv(under, _rank(parent(place), axis, root))
     requests = [axis.isend(under[_run(child, place, axis.size, parts)], _rank(child, axis, root))
                 for child in reversed(children(place, axis.size))]
@@ -148,14 +150,16 @@ def like(shape, dtype):
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _under(place, axis, root, sizes, rest, dtype):
-    """Room for the shards of all places under this one, and the slice of each, this place's first."""
-    parts = slices([sizes[_rank(below, axis, root)] for below in range(place, end(place, axis.size))])
-    under = np.empty((parts[-1].stop, *rest), dtype)
-    watch.held("received", under)
-    return under, parts
+def _parts(place, axis, root, sizes) -> list[slice]:
+    """Where the shards of the places under this one lie in its room, one after another, its own first."""
+    return slices([sizes[_rank(below, axis, root)] for below in range(place, end(place, axis.size))])
+
+
+def _turned(front, places: int):
+    """From the order of places to that of ranks, or back: the first dim turned around, where there is anything to turn."""
+    return np.roll(front, places, axis=0) if places else front
 
 
 def _run(child, place, p, parts) -> slice:
-    """Where, in the room of `place`, the shards of all places under its child lie."""
+    """Where, in the room of `place`, the shards of all places under its child lie: one run."""
     return slice(parts[child - place].start, parts[end(child, p) - 1 - place].stop)

@@ -129,12 +129,12 @@ class Wire:
         key = request.way, request.peer, request.tag
         messages, total = self.books.get(key, (0, 0))
         self.books[key] = messages + 1, total + nbytes
-        watch.message(request.way, request.peer, nbytes)
+        watch.message(request.way, request.peer, request.array)
 
 
-def require_received(wires: list[Wire]):
-    """Raise Leftover unless every message of a run was received; called after all ranks have returned."""
-    found = leftovers(wires)
+def require_received(books: list[dict]):
+    """Raise Leftover unless every message of a run was received.  books: `Wire.books` of every rank, after all have returned."""
+    found = leftovers(books)
     if found:
         raise Leftover("all ranks have returned, but nobody received\n  " + "\n  ".join(found))
 

@@ -9,8 +9,9 @@ A core is a pair, and a filling of the seam `core`:
     forward(q, k, v, batch, before) -> out, after, saved             q, out [B, S, H, E]; k, v [B, S, K, E]
     backward(dout, dafter, saved, batch) -> dq, dk, dv, dbefore
 
-`before` holds the keys so far, k and v [B, R, K, E] and their document, position and index [B, R]; `after` is that with these tokens'
-keys appended.  Gradients of the two hold k and v alone.  Each key head serves a group of H/K query heads (Ainslie et al. 2023).
+`before` holds the keys so far, k and v [B, R, K, E] and their document, position and index [B, R]; `after` is that with the keys
+of these tokens appended.  Gradients of the two hold k and v alone.  Each key head serves a group of H/K query heads (grouped-query
+attention, Ainslie et al. 2023).
 """
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def naive_core(drop=None) -> Pair:
         scores = np.einsum("bshe,bthe->bhst", q, k) * q.shape[-1] ** -0.5
         seen = visible(places(batch), keys_of(after))[:, None]
         scores = np.where(seen, scores, -np.inf)
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
         p /= p.sum(axis=-1, keepdims=True)
         mask = 1 if drop is None else drop(batch.step, batch.index, q.shape[2], after["index"], q.dtype)
         return p, mask

@@ -3,9 +3,9 @@
 A block of scores fits the cache, keys after a block's last query are never touched, and backward computes the probabilities again
 from the saved log-sum-exp, so memory grows with the tokens and not with their square (Dao et al. 2022).
 
-Attention over *some* keys is a partial result, (out, lse): the softmax average of the values, and the log of the sum that it was divided
-by.  Two such results of the same queries merge into that of both sets of keys, in any order and nesting; no keys at all give the identity,
-(0, -inf).  Blocks, rings of ranks and split decoding differ only in who merges when.
+Attention over *some* keys is a partial result, (out, lse): the softmax average of the values, and the log of the sum that it was
+divided by.  Two such results of the same queries merge into that of both sets of keys, in any order and nesting; no keys at all
+give the identity, (0, -inf).  Rings of ranks and split decoding differ only in who merges when.
 """
 from __future__ import annotations
 
@@ -51,44 +51,59 @@ def finite(x) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------- which keys a block must look at
 
 class Block(NamedTuple):
-    """Queries `rows` look at the keys `keys`; `bias` [B, s, c] is 0 or -inf on `hiding`, the part of those where something is hidden."""
+    """The queries [rows, queries] look at the keys [rows, keys]; `bias` [B', s, c], 0 or -inf, is added on `hiding`, the part of
+    those keys where something may be hidden."""
     rows: slice
+    queries: slice
     keys: slice
     hiding: slice
     bias: np.ndarray
 
 
-def _span(flags) -> slice:
-    """From the first to the last true flag."""
-    true = np.flatnonzero(flags)
-    return slice(int(true[0]), int(true[-1]) + 1) if true.size else slice(0, 0)
+ELEMENTS = 1 << 18              # scores of a block, at most: two such arrays, for backward, live in the cache
 
 
 def block_size(queries: int) -> int:
-    """Measured: shorter blocks waste less on hidden keys, longer ones make better matrix products."""
+    """Queries in a block.  Measured: shorter blocks waste less on hidden keys, longer ones make better matrix products."""
     return 64 if queries <= 512 else 128
 
 
-def blocks(queries: Places, keys: Places, dtype):
-    """Cut the queries into blocks, and find for each the span of keys that any of its queries sees, in any row."""
-    tokens = queries.position.shape[1]
+def blocks(queries: Places, keys: Places, heads: int, dtype):
+    """Cut the rows and the queries into blocks, and find for each the span of keys that any of its queries may see."""
+    rows, tokens = queries.position.shape
     size = block_size(tokens)
-    for first in range(0, tokens, size):
-        rows = slice(first, min(first + size, tokens))
-        seen = visible(Places(*(place[:, rows] for place in queries)), keys)            # [B, s, T]
-        span = _span(seen.any(axis=(0, 1)))
-        seen = seen[:, :, span]
-        hiding = _span(~seen.all(axis=(0, 1)))
-        bias = np.where(seen[:, :, hiding], 0, -np.inf).astype(dtype)
-        yield Block(rows, span, hiding, bias)
+    together = max(1, ELEMENTS // max(1, heads * size * keys.position.shape[1]))
+    for row in range(0, rows, together):
+        for token in range(0, tokens, size):
+            part = slice(row, min(row + together, rows)), slice(token, min(token + size, tokens))
+            yield _block(part, Places(*(place[part] for place in queries)), Places(*(place[part[0]] for place in keys)), dtype)
 
 
-# --------------------------------------------------------------------------------- one block: heads grouped by the key head they share
+def _block(part, queries: Places, keys: Places, dtype) -> Block:
+    """Bounds of the queries' documents and positions say of a key at once that some query may, or that every query must, see it;
+    only between the two is each pair looked at."""
+    low, high = (bound(queries.document, axis=1, keepdims=True) for bound in (np.min, np.max))      # [B', 1]
+    may = (keys.document >= low) & (keys.document <= high) & (keys.position <= queries.position.max(axis=1, keepdims=True))
+    span = _span(may.any(axis=0))
+    keys = Places(*(place[:, span] for place in keys))
+    must = (low == high) & (keys.document == low) & (keys.position <= queries.position.min(axis=1, keepdims=True))
+    hiding = _span(~must.all(axis=0))
+    seen = visible(queries, Places(*(place[:, hiding] for place in keys)))                          # [B', s, c]
+    return Block(*part, span, hiding, np.where(seen, 0, -np.inf).astype(dtype))
+
+
+def _span(flags) -> slice:
+    """From the first to the last true flag."""
+    true = np.flatnonzero(flags)
+    return slice(int(true[0]), int(true[true.size - 1]) + 1) if true.size else slice(0, 0)
+
+
+# ------------------------------------------------------------------------------ one block: heads grouped by the key head they share
 
 def _grouped(x, heads: int):
     """x [B, s, H, E] -> [B, K, g*s, E]: the queries of all g heads of a group become rows of one product."""
-    rows, tokens, width = x.shape[0], x.shape[1], x.shape[3]
-    group = x.shape[2] // heads if heads else 0
+    rows, tokens, _, width = x.shape
+    group = x.shape[2] // max(heads, 1)
     x = x.reshape(rows, tokens, heads, group, width).transpose(0, 2, 3, 1, 4)
     return x.reshape(rows, heads, group * tokens, width)
 
@@ -101,31 +116,31 @@ def _ungrouped(x, tokens: int):
     return x.reshape(rows, tokens, heads * group, *rest)
 
 
-def _keys(x, span: slice):
-    """x [B, T, K, E] -> [B, K, t, E], a view."""
-    return x[:, span].transpose(0, 2, 1, 3)
+def _keys(x, block: Block):
+    """x [B, T, K, E] -> [B', K, t, E], a view."""
+    return x[block.rows, block.keys].transpose(0, 2, 1, 3)
+
+
+def _product(name: str, a, b):
+    """One matrix product for each row and key head, [B', K, m, k] [B', K, k, n]."""
+    watch.op(name, 2 * a.size * b.shape[3])
+    return a @ b
 
 
 def _scores(q, k, block: Block):
-    """q [B, K, g*s, E], k [B, K, t, E] -> [B, K, g*s, t], -inf where hidden."""
+    """q [B', K, g*s, E], k [B', K, t, E] -> [B', K, g*s, t], -inf where hidden."""
     scores = _product("attention scores", q, k.swapaxes(2, 3))
     rows, heads, both, keys = scores.shape
-    tokens = block.rows.stop - block.rows.start
+    tokens = block.bias.shape[1]
     split = scores.reshape(rows, heads, both // tokens, tokens, keys)
     split[..., block.hiding] += block.bias[:, None, None]
     return scores
 
 
-def _product(name: str, a, b):
-    """One matrix product for each row and key head."""
-    watch.op(name, 2 * a.shape[0] * a.shape[1] * a.shape[2] * a.shape[3] * b.shape[3])
-    return a @ b
-
-
-def _mask(drop, step, queries: Places, keys: Places, block: Block, shape, dtype):
-    """The dropout of a block's probabilities, in their grouped shape."""
-    heads = shape[1] * shape[2] // (block.rows.stop - block.rows.start)
-    return drop(step, queries.index[:, block.rows], heads, keys.index[:, block.keys], dtype).reshape(shape)
+def _mask(drop, step, queries: Places, keys: Places, block: Block, p):
+    """The dropout of a block's probabilities p, in their grouped shape."""
+    heads = p.shape[1] * p.shape[2] // block.bias.shape[1]
+    return drop(step, queries.index[block.rows, block.queries], heads, keys.index[block.rows, block.keys], p.dtype).reshape(p.shape)
 
 
 # ------------------------------------------------------------------------------------------------------------ over any set of keys
@@ -133,54 +148,52 @@ def _mask(drop, step, queries: Places, keys: Places, block: Block, shape, dtype)
 def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0) -> Attended:
     """Attention of q [B, S, H, E] over the keys k, v [B, T, K, E] that are here."""
     out, lse = identity(q)
-    for block in blocks(queries, keys, q.dtype):
-        s, heads = block.rows.stop - block.rows.start, k.shape[2]
-        k_b, v_b = _keys(k, block.keys), _keys(v, block.keys)
-        p = _scores(_grouped(q[:, block.rows] * q.shape[-1] ** -0.5, heads), k_b, block)         # [B, K, g*s, t]
+    for block in blocks(queries, keys, q.shape[2], q.dtype):
+        mine, tokens = (block.rows, block.queries), block.bias.shape[1]
+        p = _scores(_grouped(q[mine] * q.shape[3] ** -0.5, k.shape[2]), _keys(k, block), block)     # [B', K, g*s, t]
         top = finite(p.max(axis=-1, keepdims=True, initial=-np.inf))
         p -= top
         np.exp(p, out=p)
         total = p @ np.ones(p.shape[-1], p.dtype)                                       # at least exp(0) = 1 where a key is seen
         with np.errstate(divide="ignore"):
-            lse[:, block.rows] = _ungrouped(top[..., 0] + np.log(total), s)
+            lse[mine] = _ungrouped(top[..., 0] + np.log(total), tokens)
         if drop is not None:
-            p *= _mask(drop, step, queries, keys, block, p.shape, p.dtype)
-        o = _product("attention values", p, v_b)
+            p *= _mask(drop, step, queries, keys, block, p)
+        o = _product("attention values", p, _keys(v, block))                            # [B', K, g*s, E]
         o /= np.maximum(total, 1)[..., None]
-        out[:, block.rows] = _ungrouped(o, s)
+        out[mine] = _ungrouped(o, tokens)
     return Attended(out, lse)
 
 
 def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, drop=None, step: int = 0):
     """dq, and dk and dv of the keys that are here.
 
-    `lse` and `delta`, the row sums of dout * out, are those of the finished result over *all* keys; then each set of keys has its share
-    of the gradient by itself and the shares of dq are added: no merge is differentiated.
+    `lse` and `delta`, the row sums of dout * out, are those of the finished result over *all* keys; then each set of keys has its
+    share of the gradient by itself, and the shares of dq are added: no merge is differentiated.
     """
-    scale, heads = q.shape[-1] ** -0.5, k.shape[2]
-    dq = np.zeros_like(q)
-    dk, dv = (np.zeros((x.shape[0], heads, x.shape[1], x.shape[3]), x.dtype) for x in (k, v))    # [B, K, T, E]
-    for block in blocks(queries, keys, q.dtype):
-        s = block.rows.stop - block.rows.start
-        k_b, v_b = _keys(k, block.keys), _keys(v, block.keys)
-        q_b, do = _grouped(q[:, block.rows] * scale, heads), _grouped(dout[:, block.rows], heads)
+    scale, heads = q.shape[3] ** -0.5, k.shape[2]
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for block in blocks(queries, keys, q.shape[2], q.dtype):
+        mine, tokens = (block.rows, block.queries), block.bias.shape[1]
+        k_b, v_b = _keys(k, block), _keys(v, block)
+        q_b, do = _grouped(q[mine] * scale, heads), _grouped(dout[mine], heads)         # [B', K, g*s, E]
         p = _scores(q_b, k_b, block)
-        p -= _grouped(finite(lse[:, block.rows])[..., None], heads)
-        np.exp(p, out=p)                                                                # [B, K, g*s, t]
+        p -= _grouped(finite(lse[mine])[..., None], heads)
+        np.exp(p, out=p)                                                                # [B', K, g*s, t]
         ds = _product("attention dp", do, v_b.swapaxes(2, 3))
         kept = p
         if drop is not None:
-            mask = _mask(drop, step, queries, keys, block, p.shape, p.dtype)
+            mask = _mask(drop, step, queries, keys, block, p)
             kept = p * mask
             ds *= mask
-        dv[:, :, block.keys] += _product("attention dv", kept.swapaxes(2, 3), do)
-        ds -= _grouped(delta[:, block.rows][..., None], heads)
+        _keys(dv, block)[...] += _product("attention dv", kept.swapaxes(2, 3), do)
+        ds -= _grouped(delta[mine][..., None], heads)
         ds *= p
-        dk[:, :, block.keys] += _product("attention dk", ds.swapaxes(2, 3), q_b)
+        _keys(dk, block)[...] += _product("attention dk", ds.swapaxes(2, 3), q_b)
         dq_b = _product("attention dq", ds, k_b)
         dq_b *= scale
-        dq[:, block.rows] = _ungrouped(dq_b, s)
-    return dq, dk.transpose(0, 2, 1, 3), dv.transpose(0, 2, 1, 3)
+        dq[mine] = _ungrouped(dq_b, tokens)
+    return dq, dk, dv
 
 
 def core(drop=None) -> Pair:

@@ -23,7 +23,8 @@ def plain(config: Model, seed: int = 0) -> Callable[[str, str], Seams]:
     """The fillings of a single process: nothing is sent; dropout is keyed by the layer's name."""
     def fill(name, kind):
         purpose = "embedding" if kind == "embedding" else "residual"
-        return Seams(drop=dropout(config.dropout, seed, purpose, name), core=blocks.core(attention_dropout(config.dropout, seed, name)))
+        return Seams(drop=dropout(config.dropout, seed, purpose, name),
+                     core=blocks.core(attention_dropout(config.dropout, seed, name)))
     return fill
 
 
@@ -31,9 +32,10 @@ def build(config: Model, seed: int = 0, fill: Callable[[str, str], Seams] | None
     """The model's chain.  `seed` is that of dropout; parameters come from `nn/init.py`."""
     fill = fill or plain(config, seed)
     kinds = ["embedding", *config.pattern * config.blocks, "norm", "head"]
-    layers = [(name, _layer(config, kind, fill(name, kind))) for name, kind in ((f"{i}.{kind}", kind) for i, kind in enumerate(kinds))]
-    ties = {(layers[len(layers) - 1][0], "table"): (layers[0][0], "table")} if config.tied else {}
-    return Chain(tuple(layers), ties)
+    names = [f"{i}.{kind}" for i, kind in enumerate(kinds)]
+    layers = tuple((name, _layer(config, kind, fill(name, kind))) for name, kind in zip(names, kinds))
+    ties = {(names[-1], "table"): (names[0], "table")} if config.tied else {}
+    return Chain(layers, ties)
 
 
 def _layer(config: Model, kind: str, seams: Seams) -> Layer:

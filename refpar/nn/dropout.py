@@ -1,4 +1,4 @@
-"""Dropout whose mask is a pure function of the element's place in the whole (Srivastava et al. 2014; keyed by law of `nn/keyed.py`).
+"""Dropout (Srivastava et al. 2014) whose mask is a pure function of the element's place in the whole, as `nn/keyed.py` draws it.
 
 Kept elements are divided by the chance of being kept.  Backward draws the same mask again, so nothing is saved, and a shard of the
 tokens, in any order, drops exactly what the whole would.  At rate 0 the seam is filled with the identity: decided once, here.

@@ -28,7 +28,7 @@ def gated_norm_forward(y, z, w, groups: int, eps: float, over: Pair = SAME, tota
     scale = squares_finish(Squares(over.forward(mine.total), width), eps)           # [B, S, G, 1]
     out = (gated * scale).reshape(y.shape)
     out *= w
-    return out, {"y": y, "gate": gate, "act": act, "scale": scale, "width": np.array(width)}
+    return out, {"y": y, "gate": gate, "act": act, "scale": scale, "width": width}
 
 
 def gated_norm_backward(dout, saved, w, over: Pair = SAME):
@@ -40,7 +40,7 @@ def gated_norm_backward(dout, saved, w, over: Pair = SAME):
     dw = np.einsum("bsc,bsc->c", dout, normed.reshape(y.shape))
     dnormed = in_groups(dout * w, groups)
     along = over.backward(np.vecdot(dnormed, normed)[..., None])                    # [B, S, G, 1]: of log(scale); Partial until here
-    normed *= along / int(saved["width"])
+    normed *= along / saved["width"]
     dnormed -= normed
     dnormed *= scale
     dgated = dnormed.reshape(y.shape)

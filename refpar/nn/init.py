@@ -1,8 +1,8 @@
 """Initial weights, each number keyed by its parameter's name and its *global* index: a rank draws its shard alone.
 
 Matrices are normal with deviation 0.02; those that write into the residual stream are smaller by the square root of how many do
-(Radford et al. 2019).  Norms start at 1, biases at 0.  Mamba-2's steps start between 1/1000 and 1/10 and its decays between 1 and 16,
-both spread evenly in their logarithm or value as in its paper (Dao and Gu 2024).
+(Radford et al. 2019).  Norms start at 1, biases at 0.  Mamba-2 (Dao and Gu 2024) starts with time steps between 1/1000 and 1/10,
+evenly spread in their logarithm, and with rates of decay evenly between 1 and 16.
 """
 from __future__ import annotations
 

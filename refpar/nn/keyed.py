@@ -1,7 +1,7 @@
 """Keyed randomness: a number is a pure function of what it is for.
 
-`key(seed, purpose, name, step)` is a digest; a draw mixes it with the *global* index of the element.  Nothing is streamed and no state
-is kept: a rank draws its shard alone and has that part of the whole, on any mesh, and recomputation draws the same again.
+`key(seed, purpose, name, step)` is a digest; a draw mixes it with the *global* index of the element.  Nothing is streamed and no
+state is kept: a rank draws its shard alone and has that part of the whole, on any mesh, and recomputation draws the same again.
 
 The mixing is the finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64-bit words in which each bit of the input
 flips each bit of the output with probability near one half.

@@ -1,7 +1,7 @@
 """Cross-entropy as a sum: (loss, count) over the targets that are not ignored; nothing is averaged here.
 
-Over part of the vocabulary the result is partial: the largest logit, the sum of exponentials below it, and the target's logit where
-the target is here.  Parts merge in any order; the identity is a part without words.  All of it in blocks of rows that fit the cache.
+Over part of the vocabulary the result is partial: the largest logit, the sum of exponentials below it, and the target's logit if
+the target is here.  Parts merge in any order; the identity is a part without words.  Rows are handled in blocks that fit the cache.
 """
 from __future__ import annotations
 

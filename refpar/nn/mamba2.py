@@ -33,8 +33,8 @@ NORM_AND_OUT = {"gate_norm": "MP/tp", "out": "MP/tp D"}
 
 
 def softplus_forward(x):
-    """log(1 + exp(x)), without overflow: x itself from 20 on, where the two differ by less than float32 tells."""
-    y = np.maximum(np.log1p(np.exp(np.minimum(x, 20))), x)
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which cannot overflow."""
+    y = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
     return y, {"y": y}
 
 
@@ -130,10 +130,10 @@ def mamba2_layer(config: Model, seams: Seams = Seams()) -> Layer:
         dy, grads["out"] = linear_backward(dy, saved["out"], w["out"])              # [B, S, MP/tp]
         dy, du["z"], grads["gate_norm"] = gated_norm_backward(dy, saved["norm"], w["gate_norm"], seams.over)
         (du["x"], du["B"], du["C"], du["dt"]), dbefore, inner = mixing.backward(dy, dafter, saved["mix"], w, batch)
-        dx = 0
+        dx = np.zeros_like(saved["z"]["x"])                                         # [B, S, D] +tp
         for name in PROJECTIONS:
-            dpart, grads[name] = linear_backward(du[name], saved[name], w[name])
-            dx = dx + dpart
+            part, grads[name] = linear_backward(du[name], saved[name], w[name])
+            dx += part
         return dx, dbefore, grads | inner
 
     def start(w, batch):

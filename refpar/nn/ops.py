@@ -1,8 +1,8 @@
 """The small operations of a layer, each forward beside its backward.
 
-`x_forward(x, w) -> y, saved` and `x_backward(dy, saved, w) -> dx, grads`: saved holds activations and never a parameter.  All leading
-dims of x are tokens to an op; sizes are read off the arrays, so a rank's shard of a weight passes through unchanged.  float32 stays
-float32: every constant is a Python number, which numpy lets follow the array.
+`x_forward(x, w) -> y, saved` and `x_backward(dy, saved, w) -> dx, grads`: saved holds activations and never a parameter.  All
+leading dims of x are tokens to an op; sizes are read off the arrays, so a rank's shard of a weight passes through unchanged.
+float32 stays float32: every constant is a Python number, and numpy lets those follow the array.
 
 A matrix product tells `watch` its 2mnk floating-point operations.  Elementwise work is not counted.
 """

@@ -6,6 +6,7 @@ whatever it is sharded over.  Parameters of two dims or more decay, those of one
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def clip_factor(norm: float, clip: float) -> float:
 def clipped(grads: dict, norm: float, clip: float) -> dict:
     """Gradients whose global norm is at most `clip`."""
     factor = clip_factor(norm, clip)
-    return grads if factor == 1 else {layer: {name: grad * factor for name, grad in group.items()} for layer, group in grads.items()}
+    return grads if factor == 1 else _each(lambda grad: grad * factor, grads)
 
 
 def updated(params: dict, grads: dict, m: dict, v: dict, step: int, rate: float, training: Training):
@@ -35,7 +36,7 @@ def updated(params: dict, grads: dict, m: dict, v: dict, step: int, rate: float,
     if training.optimizer == "sgd":
         return _each(lambda w, g: sgd(w, g, rate, training), params, grads), m, v, step + 1
     new = _each(lambda *arrays: adamw(*arrays, step + 1, rate, training), params, grads, m, v)
-    return *(_each(lambda three: three[i], new) for i in range(3)), step + 1
+    return *(_each(itemgetter(i), new) for i in range(3)), step + 1
 
 
 def _each(function, *trees: dict) -> dict:

@@ -114,7 +114,7 @@ def decay_of(log, position, dtype) -> Decay:
     """log [B, L, M] and position [B, L] of one chunk -> its decays: 0 across the beginning of a document."""
     begun = np.cumsum(position == 0, axis=1)[..., None]                             # [B, L, 1]: documents begun in this chunk so far
     since_start = np.exp(log) * (begun == 0)
-    to_end = np.exp(log[:, -1:] - log) * (begun == begun[:, -1:])
+    to_end = np.exp(np.minimum(log[:, -1:] - log, 0)) * (begun == begun[:, -1:])   # above 0 from one document to another only
     return Decay(since_start.astype(dtype), to_end.astype(dtype))
 
 

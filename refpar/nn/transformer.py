@@ -1,7 +1,7 @@
 """The layers of a Llama-like Transformer (Touvron et al. 2023): embedding, attention, SwiGLU MLP, norm, head.
 
-Attention and MLP are what stands inside the norm; `nn/residual.py` puts them on the residual stream.  Where the weights are a rank's
-shard (some heads, some of F, some words), sizes are read off the weights, and y is one addend of the whole until `leave` completes it.
+Attention and MLP are what stands inside the norm; `nn/residual.py` puts them on the residual stream.  Sizes are read off the
+weights: where these are a rank's shard (some heads, some of F, some words), y is an addend of the whole, and `leave` completes it.
 """
 from __future__ import annotations
 

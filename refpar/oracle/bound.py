@@ -16,6 +16,7 @@ import math
 
 import numpy as np
 
+from refpar.nn.optimizer import clip_factor, squared
 from refpar.oracle.equal import bound, leaves
 
 ROUNDINGS = 8       # of each line of a step: at most four operations in each of the two runs
@@ -27,19 +28,16 @@ def gradient_bounds(grads: dict, n: int) -> dict:
 
 
 def clip_bounds(grads: dict, dg: dict, clip: float) -> tuple[dict, dict]:
-    """Gradients and their bounds after clipping by global norm, c = min(1, clip / norm), 0 clips nothing.
+    """Gradients and their bounds after clipping by global norm, which multiplies them by c.
 
     The norm is off by at most the norm of dg (triangle inequality), which puts c between two numbers:
     |c' g' - c g| <= c_high dg + |c' - c| |g|.
     """
-    if clip == 0:
-        return grads, dg
-    norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for _, g in leaves(grads)))
-    dnorm = math.sqrt(sum(float(np.sum(np.square(np.broadcast_to(d, g.shape))))
-                          for (_, d), (_, g) in zip(leaves(dg), leaves(grads))))
-    c, low, high = (min(1.0, clip / x) if x > 0 else 1.0 for x in (norm, norm + dnorm, norm - dnorm))
-    clipped = _each(lambda g: g * c, grads)
-    return clipped, _each(lambda g, d: high * d + (max(high - c, c - low) + _rounding(g)) * np.abs(g), grads, dg)
+    norm = math.sqrt(sum(squared(g) for _, g in leaves(grads)))
+    dnorm = math.sqrt(sum(squared(np.broadcast_to(d, g.shape)) for (_, d), (_, g) in zip(leaves(dg), leaves(grads))))
+    c, low, high = (clip_factor(x, clip) for x in (norm, norm + dnorm, max(norm - dnorm, 0.0)))
+    off = max(high - c, c - low)
+    return _each(lambda g: g * c, grads), _each(lambda g, d: high * d + (off + _rounding(g)) * np.abs(g), grads, dg)
 
 
 def sgd_bounds(p, g, dp, dg, rate: float, decay: float = 0.0):
@@ -93,7 +91,7 @@ def step_bounds(state, grads: dict, dg: dict, rate: float, training, bounds=None
     def of(p, g, m, v, dp, dg, dm, dv):
         decay = training.decay if p.ndim >= 2 else 0.0
         if training.optimizer == "sgd":
-            return sgd_bounds(p, g, dp, dg, rate, decay), np.zeros(np.shape(m)), np.zeros(np.shape(v))
+            return sgd_bounds(p, g, dp, dg, rate, decay), dm, dv
         return adamw_bounds(p, g, m, v, dp, dg, dm, dv, state.step, rate, decay, training)
 
     after = _each(of, state.params, grads, state.m, state.v, dp, dg, dm, dv)

@@ -40,7 +40,7 @@ def distance(a, b, n: int, scale: float | None = None) -> float:
 
 
 def assert_equal(a, b, n: int, scale: float | None = None, name: str = "value"):
-    """Raise AssertionError, one sentence with the first wrong index and its numbers, unless a equals b in shape, dtype and value."""
+    """AssertionError, one sentence with the first wrong index and its numbers, unless a equals b in shape, dtype and value."""
     _assert_alike(a, b, name)
     apart = _distances(name, a, b, n, scale)
     wrong = np.argwhere(~(apart <= 1))

@@ -13,8 +13,8 @@ import numpy as np
 
 from refpar import watch
 from refpar.corpus import micro_batches
-from refpar.oracle.bound import distance_within, gradient_bounds, step_bounds
-from refpar.oracle.equal import distance, leaves
+from refpar.oracle.bound import distance_within, step_bounds
+from refpar.oracle.equal import bound, distance, leaves
 from refpar.oracle.run import Run, Step, fresh, run_sharded, whole_step
 from refpar.oracle.situation import Situation
 from refpar.parallel.placement import held_share
@@ -66,10 +66,10 @@ def weigh(situation: Situation, runs: list[Run]) -> Judgement:
 
 def weigh_step(situation: Situation, steps: list[Step], before, whole: Step):
     """(kind, tensor, rank, error in units of the bound) of everything that one step gave."""
-    n = situation.longest_sum()
+    n, number = situation.longest_sum(), np.dtype(situation.training.dtype).type
     for rank, step in enumerate(steps):
         yield "loss", "the count of targets", rank, 0.0 if step.count == whole.count else math.inf
-        yield "loss", "the loss", rank, distance(step.loss, whole.loss, n)
+        yield "loss", "the loss", rank, distance(number(step.loss), number(whole.loss), n)
     at = 0
     for rank, step in enumerate(steps):
         rows = whole.input_gradient[at:at + len(step.input_gradient)]
@@ -79,15 +79,17 @@ def weigh_step(situation: Situation, steps: list[Step], before, whole: Step):
     first = steps[0]
     whole_gradients = dict(leaves(whole.gradients))
     for name, gradient in leaves(first.gradients):
-        yield "gradient", f"the gradient of {name}", 0, distance(gradient, whole_gradients[name], n)
+        yield "gradient", f"the gradient of {name}", 0, distance(gradient, whole_gradients[name], n,
+                                                                   whole.addends[name.rpartition(".")[0]])
     for rank, step in enumerate(steps):
-        yield "norm", "the gradient's norm", rank, distance(step.norm, whole.norm, n)
-    limits = step_bounds(before, whole.gradients, gradient_bounds(whole.gradients, n), rate_of(before.step, situation.training),
-                         situation.training)
+        yield "norm", "the gradient's norm", rank, distance(number(step.norm), number(whole.norm), n)
+    bounds = {layer: {name: bound(grad.dtype, n, whole.addends[layer]) for name, grad in group.items()}
+              for layer, group in whole.gradients.items()}
+    limits = step_bounds(before, whole.gradients, bounds, rate_of(before.step, situation.training), situation.training)
     for kind, store, limit in zip(("weights", "optimizer", "optimizer"), ("params", "m", "v"), limits):
-        reached, bounds = dict(leaves(getattr(whole.state, store))), dict(leaves(limit))
+        reached, allowed = dict(leaves(getattr(whole.state, store))), dict(leaves(limit))
         for name, array in leaves(getattr(first.state, store)):
-            yield kind, f"{store} {name} after the step", 0, distance_within(array, reached[name], bounds[name])
+            yield kind, f"{store} {name} after the step", 0, distance_within(array, reached[name], allowed[name])
 
 
 def first_wrong(number: int, found) -> str | None:

@@ -9,8 +9,6 @@ in each.
 """
 from __future__ import annotations
 
-import __future__
-
 import ast
 import importlib
 import inspect
@@ -18,10 +16,7 @@ import linecache
 import textwrap
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Callable, NamedTuple
-
-_FUTURES = reduce(lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0)
 
 
 @dataclass(frozen=True)
@@ -40,11 +35,15 @@ class Fault:
 
 @contextmanager
 def planted(fault: Fault):
-    """Inside the block the fault's function runs with `new` in place of `old`.  Blocks nest, on one function too.
+    """Inside the block the fault's function runs with `new` in place of `old`.  Blocks nest, on one function too; a fault that is
+    planted already stays as it is.
 
     ValueError where the function is not found, or its text does not hold `old` exactly once.
     """
     function, caches = _find(fault)
+    if _mark(fault) in function.__code__.co_filename:
+        yield function
+        return
     faulty = _compile(function, fault)
     was = function.__code__, function.__defaults__, function.__kwdefaults__
     try:
@@ -58,6 +57,11 @@ def _swap(function, caches, code, defaults, kwdefaults):
     function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, kwdefaults
     for cache in caches:                                                    # what the other code computed is not this one's
         cache.cache_clear()
+
+
+def _mark(fault: Fault) -> str:
+    """Stands in the file name of faulty code, which tracebacks show."""
+    return f", with {fault.name}>"
 
 
 def _find(fault: Fault) -> tuple[Callable, list]:
@@ -87,12 +91,12 @@ def _compile(function, fault: Fault):
     """
     lines, first = inspect.getsourcelines(function)
     right = "".join(lines)
-    if right.count(fault.old) != 1 or not fault.old:
-        raise ValueError(f"fault {fault.name}: its old text stands {right.count(fault.old)} times in {fault.function}, and must stand "
-                         f"there exactly once: {fault.old!r}")
+    if right.count(fault.old) != 1:
+        raise ValueError(f"fault {fault.name}: its old text stands {right.count(fault.old)} times in {fault.function}, and must "
+                         f"stand there exactly once: {fault.old!r}")
     wrong = right.replace(fault.old, fault.new)
     file = linecache.getlines(function.__code__.co_filename)
-    path = f"<{function.__code__.co_filename}, with {fault.name}>"
+    path = f"<{function.__code__.co_filename}{_mark(fault)}"
     copy = "".join(file[:first - 1]) + wrong + "".join(file[first - 1 + len(lines):])
     linecache.cache[path] = len(copy), None, copy.splitlines(keepends=True), path
 
@@ -119,22 +123,21 @@ def _define(definition: ast.FunctionDef, function, path: str):
     """Run the def inside a function whose arguments are the free variables, and inside a class where it is a method, so that
     the compiler sees them as it saw the original's (`super()` and private names too)."""
     free = function.__code__.co_freevars
-    name = definition.name
-    keep = ast.parse(f"lambda: ({', '.join(free)})").body if free else []   # a free variable stays one, though the fault drops it
+    given = {name: cell.cell_contents for name, cell in zip(free, function.__closure__ or ()) if name != "__class__"}
+    if free:                                                # a free variable stays one, though the fault drops it
+        definition.body += ast.parse(f"lambda: ({', '.join(free)})").body
     owner = function.__qualname__.split(".")[-2:-1]
-    in_class = bool(owner) and owner[0] != "<locals>"
-    frame = ast.parse(f"def around({', '.join(v for v in free if v != '__class__')}):\n"
-                      + (f"    class {owner[0]}: pass\n    return {owner[0]}.__dict__[{name!r}]\n" if in_class else f"    return {name}\n"))
-    around = frame.body[0]
-    if in_class:
-        around.body[0].body = [definition]
+    if owner and owner != ["<locals>"]:
+        text = f"def around({', '.join(given)}):\n class {owner[0]}: pass\n return {owner[0]}.__dict__[{definition.name!r}]"
+        frame = ast.parse(text)
+        frame.body[0].body[0].body = [definition]
     else:
-        around.body.insert(0, definition)
-    definition.body += keep
+        frame = ast.parse(f"def around({', '.join(given)}):\n return {definition.name}")
+        frame.body[0].body.insert(0, definition)
     scope: dict = {}
-    flags = function.__code__.co_flags & _FUTURES
+    flags = function.__code__.co_flags & annotations.compiler_flag          # was the file read with this one's first import?
     exec(compile(ast.fix_missing_locations(frame), path, "exec", flags, dont_inherit=True), function.__globals__, scope)
-    made = scope["around"](*(cell.cell_contents for v, cell in zip(free, function.__closure__ or ()) if v != "__class__"))
+    made = scope["around"](**given)
     made.__code__ = made.__code__.replace(co_qualname=function.__code__.co_qualname)
     return made
 

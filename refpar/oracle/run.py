@@ -33,6 +33,7 @@ class Step(NamedTuple):
     input_gradient: np.ndarray  # of the first layer's input, [rows, S, D]
     gradients: dict
     state: State
+    addends: dict = {}          # of the whole run: layer by layer, the largest magnitude in any row's own gradient
 
 
 class Run(NamedTuple):
@@ -86,7 +87,23 @@ def whole_step(situation: Situation, chain, state: State) -> Step:
     training = situation.training
     after = State(*updated(state.params, clipped(grads, norm, training.clip), state.m, state.v, state.step,
                            rate_of(state.step, training), training))
-    return Step(loss, batch.count, norm, points.input_gradient(), grads, after)
+    return Step(loss, batch.count, norm, points.input_gradient(), grads, after, largest_addends(chain, state.params, batch))
+
+
+def largest_addends(chain, params: dict, batch) -> dict[str, float]:
+    """Layer by layer, the largest magnitude in the gradients of any single row.
+
+    It is the scale of the bound (`equal`): rows are the addends that ranks and micro-batches add in another order, and what
+    cancels inside a row (the key's gradient where a token sees itself alone is 0, and rounding makes it 1e-17) is of the
+    magnitude of its layer's other gradients.
+    """
+    largest = dict.fromkeys(params, 0.0)
+    for row in range(len(batch.tokens)):
+        _, grads = loss_and_gradients(chain, params, batch.cut(slice(row, row + 1)), batch.count)
+        for name, grad in leaves(grads):
+            layer = name.rpartition(".")[0]
+            largest[layer] = max(largest[layer], float(np.max(np.abs(grad))))
+    return largest
 
 
 def run_sharded(wire, situation: Situation) -> Run:

@@ -1,0 +1,260 @@
+"""The command line: one table of options and one of commands.
+
+An option is declared once and means the same in every command; a command names those that it takes.  A command is a module of
+`refpar/commands/` with two functions:
+
+    prepare(world, args) -> job         every refusal: ValueError, one sentence with the numbers.  Nothing is written.
+    run(world, job) -> exit status      what fails here is a failed run, and keeps its traceback
+
+Under mpiexec every process runs `main`, and one of them prints.  Processes that were told to do the same may still see different
+files, so they first agree whether all of them can: a refusal of one is a refusal of all, with exit status 2.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from refpar.config import PRESETS, Training
+
+REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
+
+
+def whole(least: int) -> Callable:
+    """Parser of a whole number."""
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.removeprefix("-").isdigit() or int(text) < least:
+            raise ValueError(f"must be a whole number of at least {least}, not {text!r}")
+        return int(text)
+    return parse
+
+
+def number(text: str) -> float:
+    """Parser of a number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"must be a number of at least 0, not {text!r}")
+    return value
+
+
+def listed(parse: Callable) -> Callable:
+    """Parser of values with commas between them."""
+    return lambda text: tuple(parse(part) for part in text.split(","))
+
+
+def one_of(*words: str) -> Callable:
+    """Parser of a word out of a few."""
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be {' or '.join(words)}, not {text!r}")
+        return text
+    return parse
+
+
+class Option(NamedTuple):
+    """parse: the text that follows the flag -> its value; None: a flag that stands alone."""
+    parse: Callable | None
+    metavar: str
+    help: str
+
+
+# Flag (without the dashes) -> option.  What is not given is None, or False for a flag that stands alone.
+OPTIONS: dict[str, Option] = {
+    "model": Option(str, "NAME[,field=value...]", f"the model: {', '.join(PRESETS)}, with fields changed, or a FILE.json of them"),
+    "mesh": Option(str, "dp=2,tp=2", "ranks on each axis of the mesh: dp, pp, cp, tp (left out: 1)"),
+    "order": Option(str, "dp,pp,cp,tp", "the axes of the mesh, outermost first"),
+    "steps": Option(whole(1), "N", "training steps"),
+    "rows": Option(whole(1), "N", "sequences of one step, over all ranks"),
+    "sequence": Option(whole(1), "N", "tokens of a row"),
+    "micro-batches": Option(whole(1), "N", "micro-batches into which each rank cuts its rows"),
+    "micro-batch-size": Option(whole(1), "N", "rows of one micro-batch; with --micro-batches it sets --rows"),
+    "optimizer": Option(one_of("adamw", "sgd"), "NAME", "adamw or sgd"),
+    "rate": Option(number, "X", "the highest learning rate"),
+    "clip": Option(number, "X", "largest global norm of the gradient; 0 clips nothing"),
+    "seed": Option(whole(0), "N", "of the weights, the batches and dropout"),
+    "dtype": Option(one_of("float32", "float64"), "NAME", "float32 or float64"),
+    "text": Option(Path, "FILE", "UTF-8 text to train on (default: the Python language reference)"),
+    "out": Option(Path, "DIR", "folder of the run: log and checkpoints (default: one under runs/)"),
+    "resume": Option(None, "", "go on from the last checkpoint of the folder, bitwise as if never stopped"),
+    "save-every": Option(whole(1), "N", "steps between checkpoints (default: 100)"),
+    "no-control": Option(None, "", "after a preset's own run, do not train the same model with its mixer cut out"),
+    "sample": Option(whole(0), "N", "bytes of text to write at the end (default: 300)"),
+    "uneven": Option(None, "", "models whose sizes no mesh divides"),
+    "last-rows": Option(whole(1), "N", "rows of the last step, an incomplete window"),
+    "documents": Option(listed(whole(1)), "3,5", "lengths of the random documents that rows are packed with"),
+    "ignored": Option(listed(number), "0,0.5", "share of each row's targets to ignore, row by row, over and over"),
+    "fault": Option(str, "NAME", "plant this fault first: the run must then end red"),
+    "list-faults": Option(None, "", "list the faults that can be planted"),
+    "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
+    "json": Option(None, "", "print JSON in place of tables"),
+}
+
+class Command(NamedTuple):
+    """words: what stands between the command and its options, each name with what it may be."""
+    summary: str
+    words: dict[str, str]
+    options: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(
+        "Train a model on text, over the ranks of a mesh, and judge it on text that was held out.", {},
+        ("model", "mesh", "order", "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate", "clip", "seed",
+         "dtype", "out", "save-every", "resume", "no-control", "sample", "json"),
+        ("python -m refpar train --model llama",
+         "mpiexec -n 2 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2",
+         "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
+    "verify": Command(
+        "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
+        ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows", "documents",
+         "ignored", "fault", "list-faults", "json"),
+        ("python -m refpar verify",
+         "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
+         "python -m refpar verify --list-faults")),
+    "show": Command(
+        "Draw a layout in the terminal.  No model is run.",
+        {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective",
+         "collective": "for messages, such as all_reduce"},
+        ("model", "mesh", "order", "size", "json"),
+        ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
+         "python -m refpar show shards --model llama --mesh dp=2,tp=2",
+         "python -m refpar show messages all_reduce --mesh dp=4")),
+    "bench": Command(
+        "Measure refpar beside what others use.",
+        {"what": "collectives: hand-written beside the MPI library's own call"},
+        (),
+        ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",)),
+}
+
+
+def attribute(flag: str) -> str:
+    """ "micro-batches" -> "micro_batches". """
+    return flag.replace("-", "_")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, whose errors are one sentence."""
+
+    def error(self, message: str):
+        raise ValueError(message)
+
+
+def _parser(name: str, command: Command) -> _Parser:
+    def layout(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100)
+    parser = _Parser(prog=f"python -m refpar {name}", usage=_usage(name, command), description=command.summary, allow_abbrev=False,
+                     formatter_class=layout, epilog="examples:\n" + "\n".join(f"  {line}" for line in command.examples))
+    for word, text in command.words.items():
+        parser.add_argument(word, nargs="?", metavar=word.upper(), help=text)
+    for flag in command.options:
+        option = OPTIONS[flag]
+        kind = {"action": "store_true"} if option.parse is None else {"metavar": option.metavar}
+        parser.add_argument(f"--{flag}", help=option.help, **kind)
+    return parser
+
+
+def _usage(name: str, command: Command) -> str:
+    return " ".join([f"python -m refpar {name}", *(f"[{word.upper()}]" for word in command.words), "[options]"])
+
+
+def parse(name: str, words: list[str]) -> argparse.Namespace:
+    """The arguments of a command, each turned into its value; ValueError, one sentence, for what cannot be."""
+    command = COMMANDS[name]
+    try:
+        args = _parser(name, command).parse_args(words)
+    except ValueError as error:
+        raise ValueError(f"{error} (python -m refpar {name} --help lists the options)") from None
+    for flag in command.options:
+        option, text = OPTIONS[flag], getattr(args, attribute(flag))
+        if option.parse is not None and text is not None:
+            setattr(args, attribute(flag), _value(flag, option.parse, text))
+    return args
+
+
+def _value(flag: str, parse: Callable, text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"--{flag} {error}") from None
+
+
+def training_of(args: argparse.Namespace, base: Training, ranks: int) -> Training:
+    """`base`, changed by the options that bear the names of its fields.  ranks: those that share the rows of a step (dp)."""
+    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Training)}
+    training = dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+    size = args.micro_batch_size
+    if size is None:
+        return training
+    if given["rows"] is None:
+        return dataclasses.replace(training, rows=size * training.micro_batches * ranks)
+    if given["micro_batches"] is None:
+        training = dataclasses.replace(training, micro_batches=max(1, training.rows // (size * ranks)))
+    if training.rows != size * training.micro_batches * ranks:
+        raise ValueError(f"--rows {training.rows} must be --micro-batch-size {size} x {training.micro_batches} micro-batches "
+                         f"x dp={ranks}, which is {size * training.micro_batches * ranks}")
+    return training
+
+
+def overview() -> str:
+    """What `python -m refpar` alone prints."""
+    lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["refpar: the reference implementation of large-language-model parallelism", "",
+                      "usage: python -m refpar COMMAND [options]", "", *lines, "",
+                      "python -m refpar COMMAND --help lists the options of a command.",
+                      "mpiexec -n 4 python -m mpi4py -m refpar COMMAND ... runs it on real processes; alone, ranks are threads."])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    from refpar.comm import launch
+    words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        world = launch.launch()
+    except launch.LaunchError as error:
+        launch.refuse(error)
+    status = command_of(world, *words)
+    return world.leave(status) if world.kind == "processes" else status
+
+
+def command_of(world, name: str, *words: str) -> int:
+    """Help, or a command: prepared on every process, and run if none refuses."""
+    if name in ("-h", "--help", "help"):
+        return tell(world, overview())
+    if name not in COMMANDS:
+        return refuse("", f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}", world.main)
+    if {"-h", "--help"} & set(words):
+        return tell(world, _parser(name, COMMANDS[name]).format_help().rstrip())
+    command = importlib.import_module(f"refpar.commands.{name}")
+    job, refusal = None, None
+    try:
+        job = command.prepare(world, parse(name, list(words)))
+    except ValueError as error:
+        refusal = str(error)
+    refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence is not None]
+    return refuse(name, refusals[0], world.main) if refusals else command.run(world, job)
+
+
+def _say(wire, refusal: str | None) -> str | None:
+    """The program of the agreement: each process's refusal, if it has one."""
+    return refusal
+
+
+def tell(world, text: str) -> int:
+    """Print on the main process."""
+    if world.main:
+        print(text)
+    return 0
+
+
+def refuse(name: str, sentence: str, printing: bool) -> int:
+    """One sentence on stderr, and the exit status of a refusal."""
+    if printing:
+        sys.stderr.write(f"refpar{' ' if name else ''}{name}: {sentence}\n")
+    return REFUSED

@@ -1,0 +1,66 @@
+"""`refpar show`: a layout drawn in the terminal, without a model being run."""
+from __future__ import annotations
+
+import json
+from typing import Callable, NamedTuple
+
+from refpar.config import Layout, parse_model
+
+
+class Job(NamedTuple):
+    """A drawing, as text and as data."""
+    draw: Callable[[], str]
+    describe: Callable[[], dict]
+    json: bool
+
+
+def prepare(world, args) -> Job:
+    """Refuse what cannot be drawn."""
+    if args.what not in DRAWINGS:
+        raise ValueError(f"{'nothing is named' if args.what is None else f'{args.what!r} cannot be drawn'}; name {' or '.join(DRAWINGS)}")
+    if args.collective is not None and args.what != "messages":
+        raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
+    return Job(*DRAWINGS[args.what](args), args.json)
+
+
+def mesh(args):
+    """The map of ranks; alone, that of the survey's figure 5."""
+    from refpar.show import mesh
+    layout = Layout.parse(args.mesh or "dp=2,pp=2,cp=2,tp=2", args.order)
+    return lambda: mesh.draw(layout), lambda: mesh.describe(layout)
+
+
+def shards(args):
+    """What each rank holds."""
+    from refpar.show import shards
+    model, layout = parse_model(args.model or "llama"), Layout.parse(args.mesh or "dp=2,tp=2", args.order)
+    shards.check(model, layout)
+    return lambda: shards.draw(model, layout, args.model or "llama"), lambda: shards.describe(model, layout)
+
+
+def messages(args):
+    """The messages of one collective."""
+    from refpar.show import messages
+    name, layout = args.collective, Layout.parse(args.mesh or "dp=4", args.order)
+    if name not in messages.CALLS:
+        raise ValueError(f"{'no collective is named' if name is None else f'there is no collective {name!r}'}; "
+                         f"name one of {', '.join(messages.CALLS)}")
+    if layout.ranks > messages.MOST:
+        raise ValueError(f"mesh {layout} has {layout.ranks} ranks, and messages are drawn for at most {messages.MOST}")
+    size = 2 * layout.ranks if args.size is None else args.size
+    if size > messages.LARGEST:
+        raise ValueError(f"--size {size} is more than the {messages.LARGEST} elements that can be told apart")
+
+    def described():
+        return messages.describe(layout, name, size)
+    return lambda: messages.draw(described()), described
+
+
+DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages}
+
+
+def run(world, job: Job) -> int:
+    """Print it."""
+    if world.main:
+        print(json.dumps(job.describe()) if job.json else job.draw())
+    return 0

@@ -1,0 +1,187 @@
+"""`refpar train`: train a model over the ranks of a mesh, and judge it on text that was held out.
+
+A *preset run* (a preset's model, its own training, the default text) is an experiment with a verdict.  The model must predict the
+held-out text better than a trigram model does, and better than its *control*: the same model, trained alike, with its mixer cut
+out, so that no token sees another but through a conv.  Then it has learned from context, and not only how often bytes follow bytes.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from refpar import corpus, ngram
+from refpar.cli import training_of
+from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
+from refpar.comm.mesh import Mesh
+from refpar.fit import Plan, fit, fresh, held_out_loss, stored
+from refpar.nn.build import build
+from refpar.progress import Progress
+from refpar.sample import sample
+from refpar.train import State
+
+PROMPT = 32             # bytes of the held-out text that the sample goes on from
+TEMPERATURE = 0.8
+
+
+class Job(NamedTuple):
+    """Runs to do, each with the state to begin from: the model's, and the control's if there is one."""
+    plan: Plan
+    state: State
+    control: tuple[Plan, State] | None
+    judged: bool
+    sample: int
+    json: bool
+
+
+class Outcome(NamedTuple):
+    """What a rank tells at the end: losses on the held-out text by name, or why there are none."""
+    losses: dict[str, float]
+    complaint: str | None = None
+
+
+def prepare(world, args) -> Job:
+    """Refuse what cannot be run; load the text, and the checkpoint to go on from."""
+    text = args.model or "llama"
+    model, layout = parse_model(text), layout_of(world, args)
+    training = training_of(args, TRAININGS.get(text.split(",")[0], Training()), layout.dp)
+    if model.vocab < ngram.BYTES:
+        raise ValueError(f"model: vocab={model.vocab} must be at least {ngram.BYTES}: tokens are bytes")
+    judged = args.text is None and is_preset(model, training)
+    plan = Plan(model, layout, training, corpus.load(args.text, training.sequence), Path(), args.save_every or 100)
+    plan = plan._replace(folder=args.out or default_folder(plan))
+    check_folder(plan.folder, args.resume)
+    control = None
+    if judged and not args.no_control:
+        cut = plan._replace(model=replace(model, cut=True), folder=plan.folder / "control")
+        control = cut, stored(cut) if cut.folder.exists() else fresh(cut)
+    return Job(plan, stored(plan) if args.resume else fresh(plan), control, judged, 300 if args.sample is None else args.sample, args.json)
+
+
+def layout_of(world, args) -> Layout:
+    """The mesh that is named, or every process that was started on dp."""
+    layout = Layout.parse(args.mesh or f"dp={world.size or 1}", args.order)
+    if layout.ranks > layout.dp:
+        raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are trained over dp alone")
+    if world.size is not None and world.size != layout.ranks:
+        raise ValueError(f"mesh {layout} needs {layout.ranks} ranks, and mpiexec started {world.size} processes")
+    return layout
+
+
+def is_preset(model: Model, training: Training) -> bool:
+    """Is this what a preset trains?  The seed, the dtype and the cut into micro-batches do not matter."""
+    return any(model == PRESETS[name] and training == replace(preset, seed=training.seed, dtype=training.dtype,
+                                                              micro_batches=training.micro_batches)
+               for name, preset in TRAININGS.items())
+
+
+def default_folder(plan: Plan) -> Path:
+    """runs/NAME-DIGEST: the same command always has the same folder."""
+    digest = hashlib.blake2b(json.dumps(plan.meta(), sort_keys=True).encode(), digest_size=4).hexdigest()
+    return Path("runs") / f"{describe_model(plan.model).split(',')[0]}-{digest}"
+
+
+def check_folder(folder: Path, resume: bool):
+    """Refuse a folder that holds another run, or that could not be made."""
+    if folder.exists() and not resume:
+        raise ValueError(f"the folder {folder} is there already: go on with it by --resume, or name another by --out")
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"the folder {folder} cannot be made, for {above} is no folder that can be written to")
+
+
+def run(world, job: Job) -> int:
+    """Train, judge, and say so in the last line."""
+    ranks = job.plan.layout.ranks
+    if world.size is None and ranks > 1:
+        sys.stderr.write(f"{ranks} ranks as threads of one process share one core; as processes:  "
+                         f"mpiexec -n {ranks} python -m mpi4py -m refpar {' '.join(sys.argv[1:])}\n\n")
+    outcome = world.run(program, ranks, job)[0]
+    passed, sentence = verdict(job, outcome)
+    if world.main:
+        print(json.dumps({**outcome._asdict(), "passed": passed, "folder": str(job.plan.folder)}) if job.json else sentence)
+    return 0 if passed else 1
+
+
+def program(wire, job: Job) -> Outcome:
+    """One rank's part: train, measure, write a sample; then the control."""
+    mesh, out = Mesh(job.plan.layout, wire), sys.stderr if job.json else sys.stdout
+
+    def say(text: str):
+        if wire.rank == 0:
+            print(text, file=out, flush=True)
+    say(heading(job))
+    losses = ngram.baselines(job.plan.text)
+    say(f"held-out loss, nats per byte: {ngram.described(losses)}\n")
+    for name, plan, state in runs(job):
+        if name == "control":
+            say(f"\ncontrol: the same model with its mixer cut out, {parameters(state):,} parameters")
+        progress = Progress(plan.training.steps, state.step, out)
+        state, complaint = fit(mesh, plan, state, progress.update)
+        progress.close()
+        if complaint:
+            return Outcome({}, complaint)
+        losses[name] = held_out_loss(mesh, plan, state.params)
+        if name == "model" and wire.rank == 0:
+            say(written(plan, state, job.sample))
+    say(table(losses))
+    return Outcome(losses)
+
+
+def runs(job: Job):
+    """(name, plan, state) of each run to do."""
+    yield "model", job.plan, job.state
+    if job.control:
+        yield "control", *job.control
+
+
+def heading(job: Job) -> str:
+    """What is about to be trained, on what."""
+    plan, training = job.plan, job.plan.training
+    text, rows = plan.text, f"{training.rows} rows of {training.sequence} tokens"
+    return (f"model   {describe_model(plan.model)}, {parameters(job.state):,} parameters\n"
+            f"mesh    {plan.layout}\n"
+            f"text    {text.name}: {text.train.size:,} bytes to train on, {text.held_out.size:,} held out\n"
+            f"steps   {training.steps} of {rows}, from step {job.state.step}\n"
+            f"folder  {plan.folder}")
+
+
+def parameters(state: State) -> int:
+    """How many numbers the model has learned."""
+    return sum(array.size for group in state.params.values() for array in group.values())
+
+
+def written(plan: Plan, state: State, length: int) -> str:
+    """A sample: how the model goes on from the beginning of the held-out text."""
+    if length == 0:
+        return ""
+    prompt = bytes(plan.text.held_out.tokens[:PROMPT].tolist())
+    text = sample(build(replace(plan.model, dropout=0.0)), state.params, prompt, length, plan.training.seed, TEMPERATURE)
+    lines = (prompt + text).decode(errors="replace").splitlines()
+    return "\n".join(["", f"sample, temperature {TEMPERATURE}, after {len(prompt)} bytes of the held-out text", *(f"  | {line}" for line in lines)])
+
+
+def table(losses: dict[str, float]) -> str:
+    """Every held-out loss, a line each."""
+    return "\n".join(["", "held-out loss, nats per byte"] + [f"  {name:<10}{loss:8.4f}" for name, loss in losses.items()] + [""])
+
+
+def verdict(job: Job, outcome: Outcome) -> tuple[bool, str]:
+    """Did the run do what it must, and the sentence that says so."""
+    if outcome.complaint:
+        return False, f"FAILED: {outcome.complaint}; the last good checkpoint is in {job.plan.folder}"
+    losses = outcome.losses
+    below = losses["trigram"] - losses["model"]
+    sentence = (f"held-out loss {losses['model']:.4f} nats per byte, {abs(below):.4f} {'below' if below > 0 else 'above'} the trigram's "
+                f"{losses['trigram']:.4f} (bigram {losses['bigram']:.4f}, unigram {losses['unigram']:.4f})")
+    margin = losses["control"] - losses["model"] if "control" in losses else None
+    if margin is not None:
+        sentence += f"; with the mixer cut out {losses['control']:.4f}, {'worse' if margin > 0 else 'better'} by {abs(margin):.4f}"
+    if not job.judged:
+        return True, f"{sentence}; not a preset's own run, so not judged"
+    passed = below > 0 and (margin is None or margin > 0)
+    return passed, f"{'PASSED' if passed else 'FAILED'}: {sentence}"

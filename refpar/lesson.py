@@ -1,0 +1,324 @@
+"""What all lessons share: how a page is opened, run on ranks, checked and closed.
+
+A lesson is a function `teach(page)` that reads from top to bottom.  It says sentences, runs programs on all ranks, and checks what
+came out.  The page prints on one rank only, so lines never mix, and closes with one verdict line and the exit status: 0 if every
+check holds, 1 if one does not, 2 if there was nothing to begin with (a wrong option, a file that is missing).
+
+Each rank keeps a diary: the ledger, and every message in order with a copy of what was sent.  From all diaries together follows
+the round in which each message travels, and with that the time of a program in messages, on threads and processes alike.
+
+With `--mine FILE` the reader's own function stands wherever refpar has its own.  Everything then runs on threads first, where a
+mistake is named at once and alike in every process, and on the processes only if it went well.
+"""
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from refpar import watch
+from refpar.comm.launch import LaunchError, launch, refuse
+from refpar.comm.threads import ThreadWorld
+from refpar.oracle.plant import Fault, PlantedWorld
+
+
+class Diary(watch.Ledger):
+    """What one rank did: counts (see `Ledger`), and its messages in order, each with a copy of its array."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters: list[watch.Message] = []
+
+    def message(self, told):
+        super().message(told)
+        self.letters.append(told._replace(array=told.array.copy()))
+
+
+class Told(NamedTuple):
+    """What one rank brings home: what its program returned, and its diary."""
+    result: Any
+    diary: Diary
+
+
+def _watched(wire, program: Callable, *args) -> Told:
+    with watch.watching(Diary()) as diary:
+        result = program(wire, *args)
+    return Told(result, diary)
+
+
+class Step(NamedTuple):
+    """One message of a run, seen from above."""
+    round: int
+    source: int
+    to: int
+    operation: str | None
+    array: np.ndarray
+
+
+def steps_of(told: list[Told]) -> list[Step]:
+    """Every message of a run, in rounds.
+
+    In one round a rank can send one message and receive one.  A rank sends only after what it did before; a message that finds its
+    receiver busy with another one waits for the next round.
+    """
+    sends, receives = [0] * len(told), [0] * len(told)              # the last round in which a rank did so
+    unread = [deque(one.diary.letters) for one in told]
+    under_way, steps = defaultdict(deque), []
+    while any(unread):
+        for rank, letters in enumerate(unread):
+            while letters and (letters[0].way == "send" or under_way[letters[0].peer, rank]):
+                letter = letters.popleft()
+                if letter.way == "send":
+                    sends[rank] = max(sends[rank], receives[rank]) + 1
+                    under_way[rank, letter.peer].append(sends[rank])
+                else:
+                    receives[rank] = max(receives[rank] + 1, under_way[letter.peer, rank].popleft())
+                    steps.append(Step(receives[rank], letter.peer, rank, letter.operation, letter.array))
+    return sorted(steps, key=lambda step: step[:3])
+
+
+def rounds_of(told: list[Told]) -> int:
+    """How many rounds a run took: its time, where every message takes alike long."""
+    return max((step.round for step in steps_of(told)), default=0)
+
+
+def recogniser(held: list[np.ndarray], parts: list[slice]) -> Callable:
+    """A function that names what travels: which part of an array, and the addends of which ranks are in it.
+
+    held: the whole numbers that each rank began with.  Two names are given where both fit.
+    """
+    known: dict[tuple, list[str]] = {(): ["nothing, an empty part"]}
+    for ranks in (ranks for size in range(1, len(held) + 1) for ranks in combinations(range(len(held)), size)):
+        total = sum(held[rank] for rank in ranks)
+        who = "all ranks" if len(ranks) == len(held) else f"rank{'s' * (len(ranks) > 1)} {'+'.join(map(str, ranks))}"
+        for label, part in [("everything", slice(None)), *((f"part {j}", part) for j, part in enumerate(parts))]:
+            if total[part].size:
+                known.setdefault(tuple(total[part].tolist()), []).append(f"{label} of {who}")
+    return lambda array: " or ".join(known.get(tuple(array.ravel().tolist()), ["something else"]))
+
+
+class Wrong(Exception):
+    """What stands in the reader's file cannot go on; the text is the sentence, `details` the lines that explain it."""
+
+    def __init__(self, sentence: str, details: str = ""):
+        super().__init__(sentence)
+        self.details = details
+
+
+class Mine(NamedTuple):
+    """The reader's function, and ours, in whose place it stands."""
+    path: Path
+    function: Callable
+    ours: Callable
+
+    @contextmanager
+    def in_place(self):
+        """Inside the block every module that has our function has the reader's."""
+        places = [(vars(module), name) for key, module in list(sys.modules.items()) if key.split(".")[0] in ("refpar", "__main__")
+                  for name, value in list(vars(module).items()) if value is self.ours]
+        for module, name in places:
+            module[name] = self.function
+        try:
+            yield
+        except Exception as error:
+            raise self.wrong(error) from error
+        finally:
+            for module, name in places:
+                module[name] = self.ours
+
+    def wrong(self, error: Exception) -> Wrong:
+        """The error as a sentence, with the innermost line of the reader's file that it went through."""
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+        first, *more = str(error).split("\n")
+        if not lines:
+            return Wrong(first, "\n".join(more))
+        rank = next((f" {note}" for note in getattr(error, "__notes__", ()) if "rank" in note), "")
+        where = f"  {self.path.name}, line {lines[-1].lineno}, in {lines[-1].name}:  {linecache.getline(str(self.path), lines[-1].lineno).strip()}"
+        return Wrong(f"{type(error).__name__}: {first}{rank}", "\n".join([*more, where]))
+
+
+def load_mine(path: Path, ours: Callable) -> Mine:
+    """The function of our function's name in the reader's file; ValueError, one sentence, where there is none."""
+    name = ours.__name__
+    if not path.is_file():
+        raise ValueError(f"--mine: there is no file {path}")
+    spec = importlib.util.spec_from_file_location("mine", path)
+    if spec is None:
+        raise ValueError(f"--mine: {path} must be a Python file, with a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"--mine: {path}, line {error.lineno}, is not Python: {error.msg}") from None
+    except Exception as error:
+        line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
+        raise ValueError(f"--mine: {path}, line {line[0] if line else '?'}, raises {type(error).__name__}: {error}") from None
+    if not callable(getattr(module, name, None)):
+        raise ValueError(f"--mine: {path} must define a function {name}, and does not")
+    function = getattr(module, name)
+    return Mine(path, watch.collective(function) if hasattr(ours, "__wrapped__") else function, ours)
+
+
+class Page:
+    """One run of a lesson.  ranks: how many.  showing: the reader wants each message.  mine, fault: what stands in our place."""
+
+    def __init__(self, world, ranks: int, showing: bool = False, mine: Mine | None = None, fault: Fault | None = None):
+        self.world, self.ranks, self.showing, self.mine, self.fault = world, ranks, showing, mine, fault
+        self.failed: list[str] = []
+        self.checked = 0
+
+    def say(self, *lines: str):
+        """Print, once for all ranks."""
+        if self.world.main:
+            print(*lines, sep="\n")
+
+    def run(self, program: Callable, *args) -> list[Told]:
+        """program(wire, *args) on every rank; what each brings home, in their order."""
+        return self._on_each_world(lambda world: world.run(_watched, self.ranks, program, *args))
+
+    def judge(self, properties, situations):
+        """The reader's function, by properties(world, situation) of the oracle; only with --mine."""
+        if self.mine is None:
+            return
+        for prove in properties:
+            for situation in situations:
+                self._on_each_world(lambda world: prove(world, situation) if situation.layout.ranks <= (world.size or 99) else None)
+            self.check(True, f"{self.mine.path.name}: {prove.__name__} holds in {len(situations)} situations")
+
+    def _on_each_world(self, act: Callable):
+        """act(world) on the world; with the reader's function on threads before that, some of them in another order of ranks,
+        where every send waits for its receiver."""
+        before = [ThreadWorld(), ThreadWorld(seed=1, eager=0)] if self.mine else []
+        for world in [*before, self.world]:
+            with self.mine.in_place() if self.mine else nothing():
+                result = act(PlantedWorld(world, self.fault) if self.fault else world)
+        return result
+
+    def show(self, told: list[Told], name: Callable = str):
+        """With --show: every message of the run, one line a step.  name(array): what it is."""
+        if self.showing:
+            for step in steps_of(told):
+                self.say(f"  round {step.round:>2}   rank {step.source} -> rank {step.to}   {step.operation or 'message':<14} "
+                         f"{step.array.nbytes:>5} bytes   {name(step.array)}")
+
+    def check(self, holds: bool, sentence: str):
+        """One line, and a part of the verdict."""
+        self.checked += 1
+        self.say(f"  {'ok   ' if holds else 'WRONG'} {sentence}")
+        if not holds:
+            self.failed.append(sentence)
+
+    def compare(self, told: list[Told], promised: list[tuple[int, int]]):
+        """Check the messages and bytes that each rank sent against those that a formula promises."""
+        counted = [diary.sent() for _, diary in told]
+        self.check(counted == promised, "messages (bytes) sent by each rank, counted and by the formula: " + in_a_row(counted)
+                   + ("" if counted == promised else f" and {in_a_row(promised)}"))
+
+    def verdict(self) -> int:
+        """The last line, and the exit status."""
+        if self.failed:
+            self.say(f"VERDICT: red. {self.failed[0]}")
+        else:
+            self.say(f"VERDICT: green. All {self.checked} checks hold on {count(self.ranks, 'rank')}.")
+        return 1 if self.failed else 0
+
+
+@contextmanager
+def nothing():
+    """A block like any other."""
+    yield
+
+
+def count(number: int, thing: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def in_a_row(counted: list[tuple[int, int]]) -> str:
+    """3 (64), 3 (56): messages and, in brackets, bytes."""
+    return ", ".join(f"{messages} ({size})" for messages, size in counted)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, whose errors are one sentence."""
+
+    def error(self, message: str):
+        raise ValueError(message)
+
+
+def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
+    parser = _Parser(usage=f"python {sys.argv[0]} [options]", description=text, allow_abbrev=False,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", metavar="N", help="how many ranks, as threads (default: 4); on processes mpiexec says how many")
+    parser.add_argument("--show", action="store_true", help="step through the messages, one line a step")
+    if mine:
+        parser.add_argument("--mine", metavar="FILE", type=Path, help=f"judge your own {mine.__name__}, from this Python file, in place of ours")
+    if faults:
+        parser.add_argument("--fault", metavar="NAME", help=f"plant a real fault: {', '.join(fault.name for fault in faults)}")
+    return parser
+
+
+def main(teach: Callable, mine: Callable | None = None, faults: tuple = ()):
+    """Run a lesson as a program, and exit.  mine: our function that a reader may replace.  faults: those that can be planted."""
+    try:
+        world = launch()
+    except LaunchError as error:
+        refuse(error)
+    parser = _parser(teach.__globals__["__doc__"], mine, faults)
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        if world.main:
+            print(parser.format_help().rstrip())
+        world.leave(0)
+    page, refusal = None, None
+    try:
+        page = _page(world, parser.parse_args(), mine, faults)
+    except ValueError as error:
+        refusal = str(error)
+    refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence]
+    if refusals:
+        refuse(refusals[0], world)
+    world.leave(_taught(page, teach))
+
+
+def _say(wire, refusal: str | None) -> str | None:
+    """One process's refusal: processes may see different files, and what one refuses all refuse."""
+    return refusal
+
+
+def _page(world, args, mine: Callable | None, faults: tuple) -> Page:
+    """The page that the options ask for; ValueError, one sentence, where there is none."""
+    ranks = world.size or 4
+    if args.ranks is not None:
+        if not (args.ranks.isascii() and args.ranks.isdigit() and int(args.ranks) > 0):
+            raise ValueError(f"--ranks must be a whole number of at least 1, not {args.ranks!r}")
+        if world.size not in (None, int(args.ranks)):
+            raise ValueError(f"--ranks {args.ranks} is for threads; mpiexec has started {world.size} processes, and these are the ranks")
+        ranks = int(args.ranks)
+    path, name = getattr(args, "mine", None), getattr(args, "fault", None)
+    known = {fault.name: fault for fault in faults}
+    if name is not None and name not in known:
+        raise ValueError(f"--fault: there is no fault {name!r} here; there are {', '.join(known)}")
+    return Page(world, ranks, args.show, load_mine(path, mine) if path else None, known[name] if name else None)
+
+
+def _taught(page: Page, teach: Callable) -> int:
+    """Teach, and close the page; what the reader's function cannot do is a failed check."""
+    body = "threads of one process" if page.world.kind == "threads" else "processes"
+    title, _, _ = teach.__globals__["__doc__"].partition("\n")
+    page.say(title, f"world: {count(page.ranks, 'rank')}, {body}", "")
+    try:
+        teach(page)
+    except Wrong as wrong:
+        page.check(False, f"{page.mine.path.name}: {wrong}")
+        if wrong.details:
+            page.say(wrong.details)
+    return page.verdict()

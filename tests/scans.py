@@ -1,0 +1,70 @@
+"""Drawn inputs for the tests of conv, scan and Mamba-2: awkward sizes, and documents that begin anywhere."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from refpar.corpus import Batch
+
+
+class Sizes(NamedTuple):
+    """Sizes of one case, by the letters of the glossary; `ends` is the chance that a document ends at a token."""
+    seed: int = 0
+    B: int = 2
+    S: int = 9
+    M: int = 4
+    P: int = 3
+    G: int = 2
+    N: int = 5
+    W: int = 4
+    L: int = 4
+    ends: float = 0.2
+
+
+@st.composite
+def sizes(draw) -> Sizes:
+    """Rows without tokens, chunks longer than the row and of one token, one group and a group for each head, one tap."""
+    groups = draw(st.integers(1, 3))
+    return Sizes(draw(st.integers(0, 10**6)), draw(st.integers(1, 2)), draw(st.integers(0, 13)), groups * draw(st.integers(1, 3)),
+                 draw(st.integers(1, 3)), groups, draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 15)),
+                 draw(st.sampled_from([0.0, 0.2, 0.6])))
+
+
+def positions(rng, rows: int, tokens: int, ends: float) -> np.ndarray:
+    """[B, S]: rises by 1 or returns to 0; a row may begin inside a document."""
+    position = np.zeros((rows, tokens), np.int64)
+    now = rng.integers(0, 4, rows)
+    for t in range(tokens):
+        position[:, t] = now
+        now = np.where(rng.random(rows) < ends, 0, now + 1)
+    return position
+
+
+def batch_of(rng, position, vocab: int = 2) -> Batch:
+    """A batch with these positions: drawn tokens, and targets of which some are ignored."""
+    tokens = rng.integers(0, vocab, position.shape)
+    targets = np.where(rng.random(position.shape) < 0.3, -1, rng.integers(0, vocab, position.shape))
+    document = np.cumsum(position == 0, axis=1) + 100 * np.arange(len(position))[:, None]
+    return Batch(tokens, targets, position, document, np.arange(position.size).reshape(position.shape))
+
+
+def scan_inputs(rng, s: Sizes, dtype=np.float64) -> dict:
+    """x, dt, B, C, w, before of a scan."""
+    inputs = {"x": rng.standard_normal((s.B, s.S, s.M, s.P)), "dt": rng.uniform(0.05, 1, (s.B, s.S, s.M)),
+              "B": rng.standard_normal((s.B, s.S, s.G, s.N)), "C": rng.standard_normal((s.B, s.S, s.G, s.N)),
+              "w": {"A_log": rng.uniform(-1, 1, s.M), "skip": rng.standard_normal(s.M)},
+              "before": rng.standard_normal((s.B, s.M, s.P, s.N))}
+    return cast(inputs, dtype)
+
+
+def cast(tree, dtype):
+    """Every array of a nest in this dtype."""
+    return {name: cast(branch, dtype) for name, branch in tree.items()} if isinstance(tree, dict) else tree.astype(dtype)
+
+
+def split(batch: Batch, cuts) -> list[Batch]:
+    """The batch cut along its tokens: runs between 0, the cuts and the end."""
+    edges = [0, *cuts, batch.tokens.shape[1]]
+    return [batch.cut(columns=slice(a, b)) for a, b in zip(edges, edges[1:])]

@@ -1,0 +1,39 @@
+"""Situations of communication, drawn: any mesh of up to 8 ranks, any axis of it or several, any shards."""
+import math
+from itertools import combinations, product
+
+from hypothesis import strategies as st
+
+from refpar.config import AXES, Layout, shares
+from refpar.oracle.situation_comm import CommSituation
+
+MOST = 8            # ranks
+EXAMPLES = 40       # of a property: each runs every collective, on every group of the mesh
+_AXES = [axes for count in range(len(AXES) + 1) for axes in combinations(AXES, count)]  # from none to all
+
+
+def layouts(most: int = MOST):
+    """Meshes of at most `most` ranks, with any axis outermost; small ones first."""
+    grids = sorted((sizes for sizes in product(range(1, most + 1), repeat=len(AXES)) if math.prod(sizes) <= most), key=math.prod)
+    return st.builds(lambda sizes, order: Layout(*sizes, order=tuple(order)), st.sampled_from(grids), st.permutations(AXES))
+
+
+@st.composite
+def lengths(draw, ranks: int):
+    """Lengths of shards, one for each rank: as even as can be, or anything, and often nothing."""
+    if draw(st.booleans()):
+        return tuple(shares(draw(st.integers(0, 2 * ranks)), ranks))
+    return tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3)), min_size=ranks, max_size=ranks)))
+
+
+@st.composite
+def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "float16")):
+    """Whole situations; every field is drawn."""
+    layout, axes = draw(layouts(most)), draw(st.sampled_from(_AXES))
+    ranks = math.prod(getattr(layout, axis) for axis in axes)
+    sizes, other_sizes = draw(lengths(ranks)), draw(lengths(ranks))
+    shape = draw(st.lists(st.sampled_from((1, 2, 3, 0)), min_size=2, max_size=3))
+    dim, other = draw(st.permutations(range(len(shape))))[:2]
+    shape[dim], shape[other] = sum(sizes), sum(other_sizes)
+    return CommSituation(layout, axes, tuple(shape), dim, sizes, other, other_sizes, draw(st.sampled_from(dtypes)),
+                         root=draw(st.integers(0, ranks - 1)), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))

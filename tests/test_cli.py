@@ -1,0 +1,164 @@
+"""The command line: what it accepts, what it refuses, and how: one sentence, exit status 2, nothing written."""
+import shlex
+import sys
+from dataclasses import replace
+
+import pytest
+
+from refpar import cli
+from refpar.config import PRESETS, Layout, Training, parse_model
+from refpar.oracle.situation import PROOF, Situation
+from started import ended, require_mpi, start
+
+TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with texts that are no good, and one that is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.txt").write_text("the cat sat on the mat. " * 40)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "binary.txt").write_bytes(b"ab\0cd" * 100)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "cut.npz").mkdir()
+    (tmp_path / "cut.npz" / "step-000003.npz").write_bytes(b"PK\3\4 and no more")
+    return tmp_path
+
+
+REFUSED = [
+    ("nope", "there is no command 'nope'; the commands are train, verify, show, bench"),
+    ("train --foo", "unrecognized arguments: --foo"),
+    ("train --mesh", "expected one argument"),
+    ("train --mesh dp=0", "dp=0 in 'dp=0' must be a whole number of at least 1"),
+    ("train --mesh dp=two", "dp=two"),
+    ("train --mesh ep=2", "'ep' in 'ep=2' is no axis; the axes are dp, pp, cp, tp"),
+    ("train --mesh dp=2,dp=2", "dp stands twice"),
+    ("train --mesh dp=2,tp=2", "mesh dp=2,tp=2 cuts over more than dp"),
+    ("train --mesh dp=2 --order dp,tp", "order dp,tp must name each of dp, pp, cp, tp once"),
+    ("train --model nope", "there is no preset 'nope'"),
+    ("train --model llama,heads=5", "heads=5 must be a multiple of kv_heads=2"),
+    ("train --model llama,head_width=7", "head_width=7 must be even"),
+    ("train --model mamba2,groups=3", "ssm_heads=8 must be a multiple of groups=3"),
+    ("train --model llama,width=0", "width=0 must be a whole number of at least 1"),
+    ("train --model llama,nope=1", "there is no field 'nope'"),
+    ("train --model llama,blocks", "'blocks' must be written field=value"),
+    ("train --model llama,vocab=100", "vocab=100 must be at least 256"),
+    ("train --model nope.json", "the file nope.json cannot be read"),
+    ("train --model bad.json", "the file bad.json is not JSON"),
+    ("train --steps 0", "--steps must be a whole number of at least 1, not '0'"),
+    ("train --rows x", "--rows must be a whole number of at least 1, not 'x'"),
+    ("train --rate -1", "--rate must be a number of at least 0, not '-1'"),
+    ("train --rate nan", "--rate must be a number of at least 0, not 'nan'"),
+    ("train --dtype float16", "--dtype must be float32 or float64, not 'float16'"),
+    ("train --optimizer adam", "--optimizer must be adamw or sgd, not 'adam'"),
+    ("train --rows 8 --micro-batches 2 --micro-batch-size 3", "--rows 8 must be --micro-batch-size 3 x 2 micro-batches x dp=1"),
+    ("train --text nope.txt", "the file nope.txt does not exist"),
+    ("train --text there", "there is a directory"),
+    ("train --text empty.txt", "the file empty.txt is empty"),
+    ("train --text short.txt", "short.txt has 5 bytes"),
+    ("train --text binary.txt", "binary.txt is binary"),
+    ("train --text latin.txt", "latin.txt is binary"),
+    ("train --out there", "the folder there is there already"),
+    ("train --out good.txt/run", "cannot be made"),
+    ("train --out there --resume", "there has no checkpoint"),
+    ("train --out nowhere --resume", "nowhere has no checkpoint"),
+    ("train --out cut.npz --resume", "is cut short or damaged"),
+    ("verify --rows 0", "--rows must be a whole number of at least 1, not '0'"),
+    ("verify --documents 3,0", "--documents must be a whole number of at least 1, not '0'"),
+    ("verify --fault nope", "nope"),
+    ("bench nope", "'nope' cannot be measured; name collectives"),
+    ("show", "nothing is named; name mesh or shards or messages"),
+    ("show nope", "'nope' cannot be drawn"),
+    ("show mesh all_reduce", "mesh takes no 'all_reduce'"),
+    ("show messages", "no collective is named"),
+    ("show messages nope", "there is no collective 'nope'"),
+    ("show messages all_reduce --mesh dp=17", "mesh dp=17 has 17 ranks"),
+    ("show messages all_reduce --size -1", "--size must be a whole number of at least 0"),
+    ("show shards --mesh tp=3", "tp=3 is more than kv_heads=2"),
+    ("show shards --mesh pp=12", "pp=12 is more than the model's 11 layers"),
+]
+
+
+@pytest.mark.parametrize("words, sentence", REFUSED, ids=[words for words, _ in REFUSED])
+def test_bad_input_is_one_sentence_and_nothing_is_written(folder, capsys, words, sentence):
+    before = sorted(folder.rglob("*"))
+    status = cli.main(shlex.split(words))
+    out, err = capsys.readouterr()
+    assert status == 2 and out == ""
+    assert sentence in err and err.startswith("refpar") and err.count("\n") == 1
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(folder, capsys):
+    run = ["train", "--text", "good.txt", "--sequence", "8", "--rows", "1", "--sample", "0", "--out", "run", "--steps"]
+    assert cli.main([*run, "1", "--model", TINY]) == 0
+    before = (folder / "run" / "log.jsonl").read_bytes()
+    assert cli.main([*run, "1", "--model", f"{TINY},ffn=18", "--resume"]) == 2
+    assert "is of another model: ffn is 16 there and 18 here" in capsys.readouterr().err
+    assert cli.main([*run, "2", "--model", TINY, "--resume"]) == 2
+    assert "is of another run: steps is 1 there and 2 here" in capsys.readouterr().err
+    assert (folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_refusal_as_a_user_sees_it(tmp_path):
+    """In a process: no traceback, exit status 2; help is fast, for it imports no numpy room but the wire."""
+    status, out, err = ended(start(tmp_path, "train", "--mesh", "dp=0"))
+    assert (status, out) == (2, "") and err == "refpar train: mesh: dp=0 in 'dp=0' must be a whole number of at least 1\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusal_on_processes_is_printed_once(tmp_path):
+    require_mpi()
+    status, out, err = ended(start(tmp_path, "train", "--mesh", "dp=3", ranks=2))
+    assert status == 2 and out == "" and not list(tmp_path.iterdir())
+    assert [line for line in err.splitlines() if "refpar" in line] == ["refpar train: mesh dp=3 needs 3 ranks, and mpiexec started 2 processes"]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_names_every_option(capsys, name):
+    assert cli.main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"--{flag}" in out for flag in cli.COMMANDS[name].options)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_every_option_is_taken_by_a_command():
+    assert set(cli.OPTIONS) == {flag for command in cli.COMMANDS.values() for flag in command.options}
+
+
+def test_alone_it_lists_the_commands(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["refpar"])
+    assert cli.main() == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.COMMANDS)
+
+
+SITUATIONS = [
+    Situation(),
+    Situation(PRESETS["mamba2-uneven"], Layout(dp=3)),
+    Situation(replace(PRESETS["llama-tiny"], dropout=0.25, tied=True, pattern=("mlp", "attention")), Layout(dp=2), last_rows=3),
+    Situation(training=replace(PROOF, rows=5, sequence=7, micro_batches=3, seed=4, dtype="float32", optimizer="sgd", clip=0.25)),
+    Situation(layout=Layout(dp=4), documents=(3, 5, 1), ignored=(0.0, 0.125, 1.0)),
+]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=Situation.command)
+def test_a_situation_prints_as_the_command_that_repeats_it(situation):
+    from refpar.commands.verify import situation_of
+    words = shlex.split(situation.command())
+    assert words[:4] == ["python", "-m", "refpar", "verify"]
+    args = cli.parse("verify", words[4:])
+    assert situation_of(args, parse_model(args.model), Layout.parse(args.mesh, args.order)) == situation
+
+
+def test_micro_batch_size_sets_what_is_left_open():
+    def training(words):
+        return cli.training_of(cli.parse("train", shlex.split(words)), Training(rows=16), ranks=2)
+    assert training("--micro-batch-size 3 --micro-batches 4").rows == 24
+    assert training("--micro-batch-size 3").rows == 6
+    assert training("--micro-batch-size 2 --rows 12").micro_batches == 3
+    assert training("--rows 12").micro_batches == 1

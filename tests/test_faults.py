@@ -1,0 +1,73 @@
+"""The catalogue: every fault is killed by its property where it shows, and lives where it hides; the right code passes both."""
+import pytest
+import strategies
+import strategies_comm
+from hypothesis import Phase, find, settings
+from hypothesis import strategies as st
+
+from refpar.comm.threads import ThreadWorld
+from refpar.oracle.faults import FAULTS, fault_named, property_of
+from refpar.oracle.plant import PlantedWorld, planted
+
+IDS = [fault.name for fault in FAULTS]
+DRAWN = {
+    "sharded_equals_single": strategies.situations(),
+    "conjugate": strategies_comm.situations(),
+    "collective_means": strategies_comm.situations(),
+    "one_rounding": strategies_comm.situations(),
+    "mesh_is_a_grid": strategies_comm.layouts(),
+    "pieces_cover": st.integers(0, 2**34),
+}
+
+
+def judge(fault, situation) -> str | None:
+    """What the property says with the fault planted, here and on every rank."""
+    try:
+        with planted(fault):
+            property_of(fault)(PlantedWorld(ThreadWorld(), fault), situation)
+    except Exception as error:          # whatever the program ends with, it does not pass for right
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=IDS)
+def test_faults_are_killed_where_they_show(fault):
+    assert judge(fault, fault.shows), f"{fault.property} holds with {fault.name} planted"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=IDS)
+def test_faults_are_killed_in_drawn_situations(fault):
+    """No situation need be made for a fault: the strategy of its property soon draws one that shows it."""
+    few = settings(max_examples=100, phases=[Phase.generate], deadline=None, database=None, derandomize=True)
+    found = find(DRAWN[fault.property], lambda situation: judge(fault, situation) is not None, settings=few)
+    property_of(fault)(ThreadWorld(), found)                    # which the right code passes
+
+
+@pytest.mark.parametrize("name", ["local-count", "forgotten-norms", "reduced-both-ways"])
+def test_faults_are_planted_on_every_rank(world, name):
+    """On threads and on processes, and gone afterwards.  Without `planted`, what stands outside the world is right."""
+    fault = fault_named(name)
+    with pytest.raises(AssertionError):
+        property_of(fault)(PlantedWorld(world, fault), fault.shows)
+    property_of(fault)(world, fault.shows)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.hides is not None], ids=lambda fault: fault.name)
+def test_faults_live_where_they_hide(fault):
+    assert judge(fault, fault.hides) is None
+
+
+@pytest.mark.parametrize("name, situation", {(fault.property, situation): None for fault in FAULTS
+                                             for situation in (fault.shows, fault.hides) if situation is not None})
+def test_the_right_code_passes_all_their_situations(name, situation):
+    fault = next(fault for fault in FAULTS if fault.property == name)
+    property_of(fault)(ThreadWorld(), situation)
+
+
+def test_names_and_reports():
+    assert len(set(IDS)) == len(IDS) and fault_named(IDS[0]) is FAULTS[0]
+    for fault in FAULTS:
+        repository, number = fault.report.split("#")
+        assert repository.count("/") == 1 and number.isdigit()
+    with pytest.raises(ValueError, match="fault 'nothing' is not in the catalogue"):
+        fault_named("nothing")

@@ -1,0 +1,356 @@
+"""The Mamba-2 layer and model: derivatives, pieces, documents, pads, shards of its heads, and what it may touch."""
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from derivative import assert_derivative, drawn_like, paths
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scans import Sizes, batch_of, cast, positions, sizes, split
+
+from refpar import watch
+from refpar.config import Model, Training
+from refpar.corpus import Batch
+from refpar.nn import chain as chains
+from refpar.nn.build import build
+from refpar.nn.gated_norm import gated_norm_backward, gated_norm_forward
+from refpar.nn.gradient import loss_and_gradients, loss_of
+from refpar.nn.init import initial
+from refpar.nn.mamba2 import mamba2_layer, mix, recurrence, softplus_backward, softplus_forward
+from refpar.nn.optimizer import clipped, squared, updated
+from refpar.nn.product import settle
+from refpar.nn.seams import ALONE, Pair, Seams
+from refpar.oracle.equal import assert_equal
+
+TINY = Model(pattern=("mamba2",), blocks=2, vocab=7, width=6, ssm_heads=4, ssm_head_width=3, groups=2, state=3, conv=3, chunk=4,
+             norm_eps=0.1)
+
+
+def model_of(s: Sizes) -> Model:
+    return Model(pattern=("mamba2",), blocks=1, width=5, ssm_heads=s.M, ssm_head_width=s.P, groups=s.G, state=s.N, conv=s.W, chunk=s.L,
+                 norm_eps=0.1)
+
+
+def drawn(s, dtype=np.float64, **options):
+    """A layer with the weights, input, batch and past of one case; norms and biases are away from 1 and 0."""
+    config = dataclasses.replace(model_of(s), **options)
+    rng, layer = np.random.default_rng(s.seed), mamba2_layer(config)
+    w = {name: 0.5 * rng.standard_normal(config.shape(dims)) for name, dims in layer.dims.items()}
+    batch = batch_of(rng, positions(rng, s.B, s.S, s.ends))
+    before = drawn_like(layer.start(w, batch), rng)
+    inputs = {"x": rng.standard_normal((s.B, s.S, config.width)), "w": w, "before": before}
+    return rng, config, layer, cast(inputs, dtype), batch
+
+
+def outputs_of(layer, inputs, batch):
+    y, after, _ = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    return {"y": y, "after": after}
+
+
+def gradients_of(layer, inputs, batch, d):
+    """Gradients of x, w and before."""
+    _, _, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    dx, dbefore, grads = layer.backward(d["y"], d["after"], saved, inputs["w"], batch)
+    return {"x": dx, "w": settle(grads), "before": dbefore}
+
+
+def assert_alike(a, b, n):
+    """Two nests within the bound, whose scale is that of the largest array: they are made of one another."""
+    a, b = dict(paths(a)), dict(paths(b))
+    assert a.keys() == b.keys()
+    scale = max([1, *(np.abs(array).max(initial=0) for array in b.values())])
+    for path, array in a.items():
+        assert_equal(array, b[path], n, scale=scale, name=".".join(path))
+
+
+def addends(s):
+    return max(1, s.B * s.S) * max(s.M * s.P, s.G * s.N, 5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives
+
+@settings(max_examples=20)
+@given(sizes(), st.booleans())
+def test_derivative_of_the_layer(s, cut):
+    rng, _, layer, inputs, batch = drawn(s, cut=cut)
+    d = drawn_like(outputs_of(layer, inputs, batch), rng)
+    assert_derivative(lambda inputs: outputs_of(layer, inputs, batch), inputs, gradients_of(layer, inputs, batch, d), d, rng)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_derivative_of_the_model(tied):
+    rng = np.random.default_rng(5)
+    config = dataclasses.replace(TINY, tied=tied)
+    chain = build(config)
+    params = initial(config, chain, 0, np.float64, rough=True)
+    batch = batch_of(rng, positions(rng, 2, 11, 0.2), config.vocab)
+    _, grads = loss_and_gradients(chain, params, batch, 1)
+    assert_derivative(lambda params: {"loss": np.array(loss_of(chain, params, batch)[0])}, params, grads, {"loss": np.ones(())}, rng)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_softplus(dtype):
+    """log(1 + exp(x)) and the sigmoid, far to both sides too, to the last digits."""
+    x = np.array([-80, -30, -1, 0, 1e-3, 19.9, 20.1, 80], dtype)
+    with np.errstate(over="raise"):
+        y, saved = softplus_forward(x)
+        slope = softplus_backward(np.ones_like(x), saved)
+    wide = x.astype(np.longdouble)
+    for got, exact in ((y, np.log1p(np.exp(wide))), (slope, 1 / (1 + np.exp(-wide)))):
+        assert got.dtype == dtype
+        for a, b in zip(got, exact.astype(dtype)):
+            assert_equal(a, b, 1)                                                   # each by its own magnitude
+
+
+# ------------------------------------------------------------------------------------------------------------ same, otherwise
+
+@settings(max_examples=30)
+@given(sizes())
+def test_chunks_in_the_layer_are_the_recurrence(s):
+    rng, config, layer, inputs, batch = drawn(s)
+    judge = mamba2_layer(config, Seams(mix=mix(config, ALONE, recurrence())))
+    outputs = outputs_of(judge, inputs, batch)
+    d = drawn_like(outputs, rng)
+    assert_alike(outputs_of(layer, inputs, batch), outputs, addends(s))
+    assert_alike(gradients_of(layer, inputs, batch, d), gradients_of(judge, inputs, batch, d), addends(s))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 11), max_size=4).map(sorted), st.sampled_from([1, 2]))
+def test_pieces_of_the_model_are_the_whole(seed, cuts, rows):
+    """A row read in pieces, each continuing what the one before left; backward from the last.  Pieces of 0, 1 and 2 tokens are
+    shorter than the conv."""
+    rng, chain = np.random.default_rng(seed), build(TINY)
+    params = initial(TINY, chain, seed, np.float64, rough=True)
+    batch = batch_of(rng, positions(rng, rows, 11, 0.2), TINY.vocab)
+    begin = chains.start(chain, params, batch)
+    y, after, saved = chains.forward(chain, batch.tokens, params, batch, begin)
+    dy, dafter = rng.standard_normal(y.shape), drawn_like(after, rng)
+    _, dbefore, products = chains.backward(chain, dy, saved, params, batch, dafter)
+    grads = chains.gradients(chain, products)
+
+    pieces, before, ys, runs = split(batch, cuts), begin, [], []
+    for piece in pieces:
+        y_piece, before, kept = chains.forward(chain, piece.tokens, params, piece, before)
+        ys.append(y_piece)
+        runs.append(kept)
+    edges = np.cumsum([0, *(piece.tokens.shape[1] for piece in pieces)])
+    total, back = None, dafter
+    for i in reversed(range(len(pieces))):
+        _, back, products = chains.backward(chain, dy[:, edges[i]:edges[i + 1]], runs[i], params, pieces[i], back)
+        mine = chains.gradients(chain, products)
+        total = mine if total is None else {layer: {name: total[layer][name] + mine[layer][name] for name in mine[layer]} for layer in mine}
+    assert_equal(np.concatenate(ys, axis=1), y, 40, scale=max(1, np.abs(y).max()))
+    for got, expected in ((before, after), (back, dbefore), (total, grads)):
+        assert_alike(got, expected, 11 * rows * 12)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([1, 3]))
+def test_a_document_of_the_model_does_not_see_its_neighbour(seed, rows):
+    """Bitwise, whatever stands before it, pads or another text; the conv's biases are not 0."""
+    rng, chain = np.random.default_rng(seed), build(TINY)
+    params = initial(TINY, chain, seed, np.float64, rough=True)
+    position = np.concatenate([np.tile(np.arange(rng.integers(1, 6)), (rows, 1)), np.tile(np.arange(6), (rows, 1))], axis=1)
+    begin = position.shape[1] - 6
+    batch = batch_of(rng, position, TINY.vocab)
+    answers = []
+    for tokens in (batch.tokens, np.where(np.arange(position.shape[1]) < begin, (batch.tokens + 1) % TINY.vocab, batch.tokens)):
+        case = batch._replace(tokens=tokens)
+        past = drawn_like(chains.start(chain, params, case), rng)
+        y, after, saved = chains.forward(chain, tokens, params, case, past)
+        dy = np.where(np.arange(position.shape[1])[:, None] < begin, 0, np.cos(y))
+        _, back, products = chains.backward(chain, dy, saved, params, case, drawn_like(after, np.random.default_rng(seed)))
+        answers.append([y[:, begin:], *(array for _, array in paths(after))])
+        assert not any(array.any() for _, array in paths(back))      # no gradient flows into the past
+    assert all(np.array_equal(a, b) for a, b in zip(*answers))
+
+    alone = batch.cut(columns=slice(begin, position.shape[1]))
+    y, after, _ = chains.forward(chain, alone.tokens, params, alone, chains.start(chain, params, alone))
+    assert_equal(answers[0][0], y, 40, scale=max(1, np.abs(y).max()))
+
+
+@given(sizes(), st.data())
+def test_the_control_sees_no_further_than_its_conv(s, data):
+    """With the scan cut, a change reaches its token and W-1 more, and the state is handed on as it came."""
+    rng, config, layer, inputs, batch = drawn(s._replace(S=max(1, s.S), ends=0.0), cut=True)
+    t = data.draw(st.integers(0, batch.tokens.shape[1] - 1))
+    changed = inputs | {"x": inputs["x"].copy()}
+    changed["x"][:, t] += 1
+    a, b = (outputs_of(layer, case, batch) for case in (inputs, changed))
+    moved = (a["y"] != b["y"]).any(axis=(0, 2))
+    assert moved[t] and not moved[:t].any() and not moved[t + config.conv:].any()
+    assert np.array_equal(a["after"]["state"], inputs["before"]["state"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------- shards
+
+def shard(config, w, dims, groups: slice):
+    """The weights of some whole groups."""
+    per = {"M": config.ssm_heads // config.groups, "MP": config.ssm_heads * config.ssm_head_width // config.groups, "GN": config.state}
+    parts = {}
+    for name, text in dims.items():
+        index = tuple(slice(groups.start * per[word[:-3]], groups.stop * per[word[:-3]]) if word.endswith("/tp") else slice(None)
+                      for word in text.split())
+        parts[name] = w[name][index]
+    return parts
+
+
+@given(sizes(), st.data())
+def test_shards_of_whole_groups_add_up(s, data):
+    """The layer takes its sizes from its weights: run on each part of the groups, outputs and input gradients are addends of the
+    whole, and weight gradients its parts."""
+    rng, config, layer, inputs, batch = drawn(s)
+    d = drawn_like(outputs_of(layer, inputs, batch), rng)
+    whole, grads = outputs_of(layer, inputs, batch), gradients_of(layer, inputs, batch, d)
+    edges = sorted({0, s.G, *data.draw(st.sets(st.integers(0, s.G), max_size=2))})
+    y, dx = np.zeros_like(whole["y"]), np.zeros_like(inputs["x"])
+    states = {name: "B M/tp P N" if name == "state" else "B W " + ("MP/tp" if name == "conv_x" else "GN/tp") for name in inputs["before"]}
+    for a, b in zip(edges, edges[1:]):
+        part = slice(a, b)
+        mine = {"x": inputs["x"], "w": shard(config, inputs["w"], layer.dims, part), "before": shard(config, inputs["before"], states, part)}
+        dmine = {"y": d["y"], "after": shard(config, d["after"], states, part)}
+        outputs, got = outputs_of(layer, mine, batch), gradients_of(layer, mine, batch, dmine)
+        y += outputs["y"]
+        dx += got["x"]
+        assert_alike(outputs["after"], shard(config, whole["after"], states, part), addends(s))
+        assert_alike(got["w"], shard(config, grads["w"], layer.dims, part), addends(s))
+        assert_alike(got["before"], shard(config, grads["before"], states, part), addends(s))
+    assert_alike({"y": y, "x": dx}, {"y": whole["y"], "x": grads["x"]}, addends(s))
+
+
+# ------------------------------------------------------------------------------------------------------------------ gated norm
+
+def norm_inputs(rng, groups, each, rows=2, tokens=3):
+    """Groups of different scale."""
+    y, z = (rng.standard_normal((rows, tokens, groups * each)) for _ in "yz")
+    y *= np.repeat(3.0 ** np.arange(groups), each)
+    return {"y": y, "z": z, "w": rng.standard_normal(groups * each)}
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5))
+def test_gated_norm_is_each_group_s_own(seed, groups, each):
+    rng = np.random.default_rng(seed)
+    inputs = norm_inputs(rng, groups, each)
+    y, saved = gated_norm_forward(**inputs, groups=groups, eps=0.1)
+    gated = inputs["y"] * inputs["z"] / (1 + np.exp(-inputs["z"]))
+    for g in range(groups):
+        part = gated[..., g * each:(g + 1) * each]
+        expected = part / np.sqrt((part ** 2).mean(-1, keepdims=True) + 0.1) * inputs["w"][g * each:(g + 1) * each]
+        assert_equal(y[..., g * each:(g + 1) * each], expected, each)
+    dy = rng.standard_normal(y.shape)
+    grads = dict(zip(("y", "z", "w"), gated_norm_backward(dy, saved, inputs["w"])))
+    assert_derivative(lambda inputs: {"": gated_norm_forward(**inputs, groups=groups, eps=0.1)[0]}, inputs, grads, {"": dy}, rng)
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(any))
+def test_ranks_that_share_a_group_complete_its_statistic(seed, widths):
+    """One group cut over several ranks, some without a channel: `over` sums the statistic, and the gradient of the scale."""
+    rng = np.random.default_rng(seed)
+    inputs = norm_inputs(rng, 1, sum(widths))
+    whole, saved = gated_norm_forward(**inputs, groups=1, eps=0.1)
+    dy = rng.standard_normal(whole.shape)
+    expected = gated_norm_backward(dy, saved, inputs["w"])
+    edges = np.cumsum([0, *widths])
+    parts = [slice(a, b) for a, b in zip(edges, edges[1:])]
+    ranks = range(len(parts))
+    mine = [{name: array[..., part] for name, array in inputs.items()} for part in parts]
+
+    def everywhere(run):
+        """run(rank, exchange) on each rank twice: to hear each rank's addend, then with their sum."""
+        told = []
+        for rank in ranks:
+            run(rank, lambda addend: told.append(addend) or addend)
+        return [run(rank, lambda addend: sum(told)) for rank in ranks]
+
+    forward = everywhere(lambda rank, exchange: gated_norm_forward(
+        **mine[rank], groups=1, eps=0.1, over=Pair(exchange, None), total=lambda width: sum(widths)))
+    assert_equal(np.concatenate([y for y, _ in forward], axis=2), whole, sum(widths))
+    backward = everywhere(lambda rank, exchange: gated_norm_backward(
+        dy[..., parts[rank]], forward[rank][1], mine[rank]["w"], over=Pair(None, exchange)))
+    for got, grad in zip(zip(*backward), expected):
+        assert_equal(np.concatenate(got, axis=grad.ndim - 1), grad, sum(widths) * 6, scale=max(1, np.abs(grad).max()))
+
+
+# ------------------------------------------------------------------------------------------------------ what it may touch
+
+def frozen(tree):
+    """Nobody may write to these arrays."""
+    for array in watch.arrays_of(tree):
+        array.flags.writeable = False
+    return tree
+
+
+@settings(max_examples=20)
+@given(sizes(), st.booleans())
+def test_it_writes_to_nothing_it_was_given_and_saves_no_parameter(s, cut):
+    rng, _, layer, inputs, batch = drawn(s, cut=cut)
+    frozen(inputs)
+    y, after, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    frozen([y, after, saved])
+    assert not any(np.shares_memory(array, weight) for array in watch.arrays_of(saved) for weight in inputs["w"].values())
+    d = frozen(drawn_like({"y": y, "after": after}, rng))
+    layer.backward(d["y"], d["after"], saved, inputs["w"], batch)
+
+
+@settings(max_examples=20)
+@given(sizes(), st.booleans())
+def test_float32_stays(s, cut):
+    _, _, layer, inputs, batch = drawn(s, np.float32, cut=cut)
+    y, after, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    dx, dbefore, grads = layer.backward(y, after, saved, inputs["w"], batch)
+    assert {array.dtype for array in watch.arrays_of([y, after, dx, dbefore, settle(grads)])} == {np.dtype(np.float32)}
+    assert layer.start(inputs["w"], batch)["state"].dtype == np.float32
+
+
+@given(sizes())
+def test_operations_of_the_projections(s):
+    """2 b s d (2 MP + 2 GN + M) in and 2 b s MP d out; twice that backward."""
+    _, config, layer, inputs, batch = drawn(s)
+    with watch.watching(watch.Ledger()) as ledger:
+        y, after, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+        settle(layer.backward(y, after, saved, inputs["w"], batch)[2])
+    once = 2 * s.B * s.S * config.width * (2 * s.M * s.P + 2 * s.G * s.N + s.M + s.M * s.P)
+    assert [ledger.flops[name] for name in ("linear", "input gradient", "weight gradient")] == [once] * 3
+
+
+# ------------------------------------------------------------------------------------------------------------------ recording
+
+RECORDED = np.load(Path(__file__).with_name("recordings") / "mamba2.npz")
+RECORDED_MODEL = Model(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3,
+                       chunk=5, norm_eps=1e-4)
+RECORDED_TRAINING = Training(rate=1e-2, decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip=0.5, dtype="float64")
+
+
+def recorded(kind: str) -> dict:
+    """"weights/1.mamba2.z" -> {"1.mamba2": {"z": array}}"""
+    tree = {}
+    for name in RECORDED.files:
+        if name.startswith(f"{kind}/"):
+            layer, parameter = name.removeprefix(f"{kind}/").rsplit(".", 1)
+            tree.setdefault(layer, {})[parameter] = RECORDED[name]
+    return tree
+
+
+def test_it_is_what_pytorch_recorded():
+    """Logits, loss, every gradient and its norm, and the weights after three AdamW steps; `recordings/record_mamba2.py` made them."""
+    chain, weights = build(RECORDED_MODEL), recorded("weights")
+    position = RECORDED["position"]
+    document = np.cumsum(position == 0, axis=1)
+    batch = Batch(RECORDED["tokens"], RECORDED["targets"], position, document, np.arange(position.size).reshape(position.shape))
+    addends = position.size * RECORDED_MODEL.vocab
+
+    logits, _, _ = chains.forward(chain, batch.tokens, weights, batch, chains.start(chain, weights, batch))
+    assert_equal(logits, RECORDED["logits"], addends)
+    zeros = [{layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in weights.items()} for _ in "mv"]
+    state = weights, *zeros, 0
+    for step in range(len(RECORDED["losses"])):
+        loss, grads = loss_and_gradients(chain, state[0], batch, batch.count)
+        if step == 0:
+            assert_alike(grads, recorded("gradients"), addends)
+        norm = np.sqrt(sum(squared(grad) for _, grad in paths(grads)))
+        assert_equal(loss / batch.count, RECORDED["losses"][step], addends)
+        assert_equal(norm, RECORDED["norms"][step], addends)
+        state = updated(state[0], clipped(grads, norm, RECORDED_TRAINING.clip), *state[1:], RECORDED_TRAINING.rate, RECORDED_TRAINING)
+    assert_alike(state[0], recorded("after"), addends)

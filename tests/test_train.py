@@ -1,0 +1,170 @@
+"""`refpar train`: it learns, it goes on bitwise, it says what went wrong, and a killed run leaves a good checkpoint."""
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refpar import checkpoint, cli, fit
+from refpar.comm.mesh import Mesh
+from refpar.comm.threads import ThreadWorld
+from refpar.commands import train
+from refpar.config import PRESETS, TRAININGS, Layout, Training
+from started import ended, require_mpi, start
+
+TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
+MAMBA = "mamba2-tiny,blocks=1,width=16,ssm_heads=2,ssm_head_width=8,state=4"
+SMALL = ["--text", "text.txt", "--sequence", "8", "--rows", "5", "--sample", "20", "--save-every", "2", "--micro-batches", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 40)
+    return tmp_path
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every array of a folder's last checkpoint."""
+    return checkpoint.flatten(checkpoint.load(checkpoint.latest(path))[0])
+
+
+def log(path: Path, event="step") -> list[dict]:
+    return [line for line in map(json.loads, (path / "log.jsonl").read_text().splitlines()) if line["event"] == event]
+
+
+def assert_bitwise(a: dict, b: dict):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize("model", [TINY, MAMBA], ids=["llama", "mamba2"])
+def test_it_learns_and_logs(folder, capsys, model):
+    assert cli.main(["train", "--model", model, "--mesh", "dp=2", *SMALL, "--steps", "12", "--rate", "0.02", "--out", "run"]) == 0
+    out, err = capsys.readouterr()
+    steps = log(folder / "run")
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert steps[11]["loss"] < steps[0]["loss"] - 0.1 and steps[0]["targets"] == 40
+    assert out.splitlines()[-1].endswith("not a preset's own run, so not judged") and "trigram" in out and "sample" in out
+    assert "mpiexec -n 2 python -m mpi4py -m refpar" in err
+    assert checkpoint.latest(folder / "run").name == "step-000012.npz"
+
+
+def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch):
+    words = ["train", "--model", f"{TINY},dropout=0.1", "--mesh", "dp=2", *SMALL, "--steps", "7", "--out"]
+    assert cli.main([*words, "straight"]) == 0
+
+    def stops(chain, state, *rest):
+        if state.step == 5:
+            raise RuntimeError("the plug was pulled")
+        return stepped(chain, state, *rest)
+    stepped = fit.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "train_step", stops)
+        with pytest.raises(RuntimeError, match="the plug was pulled"):
+            cli.main([*words, "broken"])
+    assert checkpoint.latest(folder / "broken").name == "step-000004.npz"
+    assert cli.main([*words, "broken", "--resume"]) == 0
+    assert_bitwise(arrays(folder / "broken"), arrays(folder / "straight"))
+    resumed = {line["step"]: line["loss"] for line in log(folder / "broken")}
+    assert resumed == {line["step"]: line["loss"] for line in log(folder / "straight")}
+    assert [line["step"] for line in log(folder / "broken", "begin")] == [0, 4]
+
+
+def test_the_last_line_is_the_verdict_of_a_preset_run(folder, capsys, monkeypatch):
+    """A preset too small to learn: the control is trained too, and the exit status is 1."""
+    monkeypatch.setitem(PRESETS, "dwarf", replace(PRESETS["llama-tiny"], blocks=1, width=16, ffn=16, heads=2, kv_heads=1))
+    monkeypatch.setitem(TRAININGS, "dwarf", Training(steps=2, rows=64, sequence=64))
+    assert cli.main(["train", "--model", "dwarf", "--out", "run"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("FAILED: held-out loss ") and "with the mixer cut out" in out.splitlines()[-1]
+    assert len(log(folder / "run")) == len(log(folder / "run" / "control")) == 2
+    assert cli.main(["train", "--model", "dwarf", "--out", "again", "--no-control", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["passed"] and "control" not in told["losses"] and told["losses"]["model"] > told["losses"]["trigram"]
+
+
+@pytest.mark.parametrize("model, control, passed", [(1.6, 2.0, True), (1.9, 2.0, False), (1.6, 1.5, False), (1.6, None, True)])
+def test_the_verdict(model, control, passed):
+    losses = {"unigram": 3.3, "bigram": 2.4, "trigram": 1.8, "model": model} | ({"control": control} if control else {})
+    job = train.Job(None, None, None, True, 0, False)
+    found, sentence = train.verdict(job, train.Outcome(losses))
+    assert found == passed and sentence.startswith("PASSED" if passed else "FAILED")
+
+
+def test_replicas_that_drift_apart_are_found(folder, capsys, monkeypatch):
+    """Rank 1's weights change by one bit: one sentence, exit status 1, nothing saved."""
+    def drifts(chain, state, batches, mesh, training):
+        state, report = stepped(chain, state, batches, mesh, training)
+        if mesh.wire.rank == 1:
+            norm = state.params["0.embedding"]["table"].copy()
+            norm[0, 0] = np.nextafter(norm[0, 0], 1)
+            state.params["0.embedding"]["table"] = norm
+        return state, report
+    stepped = fit.train_step
+    monkeypatch.setattr(fit, "train_step", drifts)
+    assert cli.main(["train", "--model", TINY, "--mesh", "dp=2", *SMALL, "--steps", "4", "--out", "run"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "FAILED: after step 2 the weights or moments of dp rank 1 are not bitwise those of dp rank 0" in last
+    assert not list((folder / "run").glob("*.npz"))
+
+
+def test_held_out_loss_is_the_same_on_any_mesh(folder):
+    from refpar import corpus
+    training = Training(rows=2, sequence=8, dtype="float64")
+    plan = fit.Plan(train.parse_model(TINY), Layout(), training, corpus.load("text.txt", 8), folder, 1)
+    params = fit.fresh(plan).params
+    found = [ThreadWorld().run(lambda wire: fit.held_out_loss(Mesh(Layout(dp=wire.size), wire), plan, params), size) for size in (1, 3, 20)]
+    np.testing.assert_allclose([loss for ranks in found for loss in ranks], found[0][0], rtol=1e-14)
+
+
+def test_threads_and_processes_train_bitwise_alike(folder):
+    require_mpi()
+    words = ["train", "--model", MAMBA, "--mesh", "dp=2", *SMALL, "--steps", "3", "--out"]
+    assert cli.main([*words, "threads"]) == 0
+    status, out, err = ended(start(folder, *words, "processes", ranks=2))
+    assert status == 0 and "not judged" in out, err
+    assert_bitwise(arrays(folder / "processes"), arrays(folder / "threads"))
+
+
+def ranks_of(word: str) -> list[int]:
+    """The process ids of the Python processes whose command line has this word."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if word.encode() in words and words[0] == sys.executable.encode():
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds its ranks in /proc")
+def test_a_killed_rank_ends_the_run_and_leaves_a_good_checkpoint(folder):
+    require_mpi()
+    out = str(folder / "run")
+    process = start(folder, "train", "--model", TINY, *SMALL, "--steps", "100000", "--out", out, ranks=2)
+    try:
+        limit = time.monotonic() + 40
+        while not (folder / "run" / "step-000004.npz").exists():
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.01)
+        ranks = ranks_of(out)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        killed = time.monotonic()
+        status, _, _ = ended(process, 20)
+        assert status != 0 and time.monotonic() - killed < 5
+    finally:
+        process.kill()
+    path = checkpoint.latest(out)
+    state, meta = checkpoint.load(path, train.parse_model(TINY))
+    assert state["step"] % 2 == 0 and meta["layout"]["dp"] == 2
+    assert not ranks_of(out)
