@@ -130,7 +130,7 @@ def teach(page: lesson.Page):
     longest = max((step.array.nbytes for step in lesson.steps_of(told)), default=0)
     page.check(lesson.rounds_of(told) == 2 * (p - 1), f"2(p-1) rounds, of at most {longest} bytes each: {lesson.rounds_of(told)}")
     table_2(page)
-    page.judge([properties_comm.collective_means, properties_comm.bitwise_repeatable, properties_comm.collective_counts], situations())
+    page.judge("7.", [properties_comm.collective_means, properties_comm.bitwise_repeatable, properties_comm.collective_counts], situations())
 
 
 def table_2(page: lesson.Page):

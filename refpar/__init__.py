@@ -32,8 +32,8 @@ import os
 
 __version__ = "0.1.0"
 
-# A rank is one core: ranks whose products each run on all cores slow each other down a hundred times.  numpy's library reads this when
-# it is first imported, and what the user has set stays.
+# A rank is one core: ranks whose matrix products each run on all cores slow each other down a hundred times.  numpy's library
+# reads this when it is first imported; what the user has set stays.
 for _threads in ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 

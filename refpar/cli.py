@@ -106,15 +106,15 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "Train a model on text, over the ranks of a mesh, and judge it on text that was held out.", {},
-        ("model", "mesh", "order", "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate", "clip", "seed",
-         "dtype", "out", "save-every", "resume", "no-control", "sample", "json"),
+        ("model", "mesh", "order", "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate",
+         "clip", "seed", "dtype", "out", "save-every", "resume", "no-control", "sample", "json"),
         ("python -m refpar train --model llama",
          "mpiexec -n 2 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2",
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
-        ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows", "documents",
-         "ignored", "fault", "list-faults", "json"),
+        ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows",
+         "documents", "ignored", "fault", "list-faults", "json"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
          "python -m refpar verify --list-faults")),

@@ -65,7 +65,7 @@ def stored(plan: Plan) -> State:
 
 
 def fit(mesh, plan: Plan, state: State, told: Callable[[int, float, int], None]) -> Ending:
-    """Train from `state` to the plan's last step; the rank at the origin writes, and hears each step: told(steps, loss, targets)."""
+    """Train from `state` to the plan's last step; rank 0 alone writes, and tells each step: told(steps done, loss, targets)."""
     dp, training, begun = mesh.axis("dp"), plan.training, time.monotonic()
     chain = build(plan.model, seed=training.seed)
     parts = corpus.micro_batches(training.rows, dp.size, dp.index, training.micro_batches)
@@ -86,6 +86,8 @@ def fit(mesh, plan: Plan, state: State, told: Callable[[int, float, int], None])
             complaint = _keep(mesh, plan, state)
         if complaint:
             return Ending(state, complaint)
+    if log:
+        log.close()
     return Ending(state)
 
 
@@ -109,16 +111,16 @@ def replica_apart(state: State, mesh) -> int | None:
     for array in checkpoint.flatten(state._asdict()).values():
         digest.update(np.ascontiguousarray(array).tobytes())
     dp = mesh.axis("dp")
-    digests = all_gather(np.frombuffer(digest.digest(), np.uint8)[None], dp, 0, [1] * dp.size)          # [dp, 16]
+    digests = all_gather(np.frombuffer(digest.digest(), np.uint8)[None], dp, 0, [1] * dp.size)      # [dp, 16]
     apart = np.flatnonzero((digests != digests[0]).any(axis=1))
     return int(apart[0]) if apart.size else None
 
 
 def held_out_loss(mesh, plan: Plan, params: dict) -> float:
-    """Mean loss over the held-out text, nats per byte: each dp rank takes its share of the windows, and (sum, count) are added up."""
+    """Mean loss over the held-out text, nats per byte: each dp rank takes its share of the windows; (sum, count) are added up."""
     chain, dp, sequence = build(replace(plan.model, dropout=0.0)), mesh.axis("dp"), plan.training.sequence
     mine = share(corpus.held_out_rows(plan.text, sequence), dp.size, dp.index)
-    total = np.zeros(2)                                                                                  # sum, count
+    total = np.zeros(2)                                                                         # sum, count
     for start in range(mine.start, mine.stop, plan.training.rows):
         rows = slice(start, min(start + plan.training.rows, mine.stop))
         total += loss_of(chain, params, corpus.held_out(plan.text, sequence, rows))

@@ -185,10 +185,11 @@ class Page:
         """program(wire, *args) on every rank; what each brings home, in their order."""
         return self._on_each_world(lambda world: world.run(_watched, self.ranks, program, *args))
 
-    def judge(self, properties, situations):
-        """The reader's function, by properties(world, situation) of the oracle; only with --mine."""
+    def judge(self, number: str, properties, situations):
+        """The last section, with --mine: the reader's function, by properties(world, situation) of the oracle."""
         if self.mine is None:
             return
+        self.say("", f"{number} Your {self.mine.ours.__name__}, judged by the properties that judge ours, in situations it has not seen.")
         for prove in properties:
             for situation in situations:
                 self._on_each_world(lambda world: prove(world, situation) if situation.layout.ranks <= (world.size or 99) else None)
@@ -215,7 +216,7 @@ class Page:
         self.checked += 1
         self.say(f"  {'ok   ' if holds else 'WRONG'} {sentence}")
         if not holds:
-            self.failed.append(sentence)
+            self.failed.append(f"This does not hold: {sentence}.")
 
     def compare(self, told: list[Told], promised: list[tuple[int, int]]):
         """Check the messages and bytes that each rank sent against those that a formula promises."""
@@ -318,7 +319,6 @@ def _taught(page: Page, teach: Callable) -> int:
     try:
         teach(page)
     except Wrong as wrong:
-        page.check(False, f"{page.mine.path.name}: {wrong}")
-        if wrong.details:
-            page.say(wrong.details)
+        page.failed.append(f"{page.mine.path.name}: {wrong}")
+        page.say(*filter(None, [f"  WRONG {page.mine.path.name}: {wrong}", wrong.details]))
     return page.verdict()

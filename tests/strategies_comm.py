@@ -1,7 +1,9 @@
 """Situations of communication, drawn: any mesh of up to 8 ranks, any axis of it or several, any shards."""
 import math
+from functools import cache
 from itertools import combinations, product
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from refpar.config import AXES, Layout, shares
@@ -12,6 +14,7 @@ EXAMPLES = 40       # of a property: each runs every collective, on every group 
 _AXES = [axes for count in range(len(AXES) + 1) for axes in combinations(AXES, count)]  # from none to all
 
 
+@cache
 def layouts(most: int = MOST):
     """Meshes of at most `most` ranks, with any axis outermost; small ones first."""
     grids = sorted((sizes for sizes in product(range(1, most + 1), repeat=len(AXES)) if math.prod(sizes) <= most), key=math.prod)
@@ -26,6 +29,7 @@ def lengths(draw, ranks: int):
     return tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3)), min_size=ranks, max_size=ranks)))
 
 
+@cache
 @st.composite
 def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "float16")):
     """Whole situations; every field is drawn."""
@@ -37,3 +41,17 @@ def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "f
     shape[dim], shape[other] = sum(sizes), sum(other_sizes)
     return CommSituation(layout, axes, tuple(shape), dim, sizes, other, other_sizes, draw(st.sampled_from(dtypes)),
                          root=draw(st.integers(0, ranks - 1)), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
+
+
+@cache
+def drawn_once(strategy, count: int = 400) -> list:
+    """What a strategy draws, without looking for anything: the same each time, and enough to judge what it reaches."""
+    found = []
+
+    @seed(0)
+    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def draw(situation):
+        found.append(situation)
+    draw()
+    return found

@@ -1,4 +1,4 @@
-"""Attention and rotary positions: the naive form by finite differences and by what it must not see, the fast form by the naive one."""
+"""Attention and rotary positions: the naive form by finite differences and by what it must not see, the fast form by the naive."""
 from typing import NamedTuple
 
 import numpy as np
@@ -189,7 +189,7 @@ def test_order_and_placement_of_keys_do_not_matter(c, data):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_query_that_sees_nothing(dtype):
-    """Its average is 0, its log-sum -inf, its gradients 0, and nothing is NaN or warned of; merged with more, it is the other side."""
+    """Its average is 0, its log-sum -inf, its gradients 0, nothing is NaN or warned of; merged with more, it is the other side."""
     c = case(np.random.default_rng(0), 2, 7, 0, 1, 2, 4, 0.3, dtype)
     nobody = Places(*(np.full((2, 5), -1) for _ in range(3)))
     k = np.ones((2, 5, 1, 4), dtype)
@@ -216,7 +216,8 @@ def test_huge_scores_stay_finite():
 def test_a_rank_left_without_heads():
     c = case(np.random.default_rng(0), 2, 5, 3, 1, 1, 4, 0.3)
     for K in (0, 1):
-        empty = Case(c.q[:, :, :0], c.k[:, :, :K], c.v[:, :, :K], c.batch, c.before | {name: c.before[name][:, :, :K] for name in "kv"})
+        before = c.before | {name: c.before[name][:, :, :K] for name in "kv"}
+        empty = Case(c.q[:, :, :0], c.k[:, :, :K], c.v[:, :, :K], c.batch, before)
         outputs, grads, _ = gradients_of(blocks.core(), empty, np.random.default_rng(1))
         assert outputs["out"].shape == (2, 5, 0, 4) and grads["k"].shape == (2, 5, K, 4)
 

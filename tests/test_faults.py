@@ -11,7 +11,7 @@ from refpar.oracle.plant import PlantedWorld, planted
 
 IDS = [fault.name for fault in FAULTS]
 DRAWN = {
-    "sharded_equals_single": strategies.situations(),
+    "sharded_equals_single": strategies.situations(3),
     "conjugate": strategies_comm.situations(),
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),

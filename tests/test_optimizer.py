@@ -83,5 +83,6 @@ def test_clipping(clip, seed):
     cut = clipped(grads, norm, clip)
     after = np.sqrt(sum(squared(grad) for group in cut.values() for grad in group.values()))
     assert after <= min(norm, clip) * (1 + 1e-12) and after >= min(norm, clip) * 0.999
-    assert max(compare(cut, {a: {b: g * clip_factor(norm, clip) for b, g in group.items()} for a, group in grads.items()}, 1).values()) == 0
+    wanted = {layer: {name: grad * clip_factor(norm, clip) for name, grad in group.items()} for layer, group in grads.items()}
+    assert max(compare(cut, wanted, 1).values()) == 0
     assert clipped(grads, norm, 0) is grads and clipped(grads, norm, 1e9) is grads

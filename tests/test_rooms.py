@@ -25,8 +25,8 @@ HEIGHTS = [
     ("fit",),                                                   # a whole training run
     ("oracle",),
     ("plan", "infer"),
-    ("show",), ("bench",), ("conformance",),
-    ("cli", "commands", "__main__"),
+    ("show",), ("bench",), ("lesson",), ("conformance",),
+    ("cli", "commands", "lesson", "__main__"),
 ]
 HEIGHT = {room: height for height, rooms in enumerate(HEIGHTS) for room in rooms}
 STRANGERS = {("nn", "comm"), ("comm", "nn")}

@@ -40,8 +40,8 @@ def log(path: Path, event="step") -> list[dict]:
 
 def assert_bitwise(a: dict, b: dict):
     assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    for name, array in a.items():
+        np.testing.assert_array_equal(array, b[name], err_msg=name)
 
 
 @pytest.mark.parametrize("model", [TINY, MAMBA], ids=["llama", "mamba2"])
@@ -83,7 +83,7 @@ def test_the_last_line_is_the_verdict_of_a_preset_run(folder, capsys, monkeypatc
     monkeypatch.setitem(TRAININGS, "dwarf", Training(steps=2, rows=64, sequence=64))
     assert cli.main(["train", "--model", "dwarf", "--out", "run"]) == 1
     out = capsys.readouterr().out
-    assert out.splitlines()[-1].startswith("FAILED: held-out loss ") and "with the mixer cut out" in out.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("FAILED: held-out loss ") and "with its mixer cut out" in out.splitlines()[-1]
     assert len(log(folder / "run")) == len(log(folder / "run" / "control")) == 2
     assert cli.main(["train", "--model", "dwarf", "--out", "again", "--no-control", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -120,7 +120,10 @@ def test_held_out_loss_is_the_same_on_any_mesh(folder):
     training = Training(rows=2, sequence=8, dtype="float64")
     plan = fit.Plan(train.parse_model(TINY), Layout(), training, corpus.load("text.txt", 8), folder, 1)
     params = fit.fresh(plan).params
-    found = [ThreadWorld().run(lambda wire: fit.held_out_loss(Mesh(Layout(dp=wire.size), wire), plan, params), size) for size in (1, 3, 20)]
+
+    def program(wire):
+        return fit.held_out_loss(Mesh(Layout(dp=wire.size), wire), plan, params)
+    found = [ThreadWorld().run(program, size) for size in (1, 3, 20)]
     np.testing.assert_allclose([loss for ranks in found for loss in ranks], found[0][0], rtol=1e-14)
 
 

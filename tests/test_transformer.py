@@ -71,7 +71,8 @@ def test_layers_by_finite_differences(kind, seed, rows, tokens, early):
     assert (dx is None) == (kind == "embedding")
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": True}, {"dropout": 0.3}, {"cut": True}, {"kv_heads": 1, "tied": True, "dropout": 0.1}])
+@pytest.mark.parametrize("options", [
+    {}, {"tied": True}, {"dropout": 0.3}, {"cut": True}, {"kv_heads": 1, "tied": True, "dropout": 0.1}])
 def test_the_model_by_finite_differences(options):
     chain, params = model_of(dataclasses.replace(TINY, **options))
     batch, rng = batch_of(1, 3, step=4), np.random.default_rng(0)

@@ -9,12 +9,16 @@ A board costs a wait of less than 10 ms nothing.  Ranks on several machines shar
 """
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 import time
+from contextlib import suppress
 
 import numpy as np
 
 from refpar.comm.report import Wait, deadlock_text
-from refpar.comm.wire import Aborted, Deadlock
+from refpar.comm.wire import Aborted, Deadlock, Wire, gather_objects, share_object
 
 RUNNING, WAITING, ENDED = range(3)
 TICK = 0.01             # seconds between two looks at the board
@@ -97,3 +101,24 @@ class Board(NoBoard):
         return (np.argmax(waiting) == self.rank and now - self.since > patience
                 and np.all((ranks["run"] == run) | (ranks["run"] == -1)) and np.all(ranks["state"] != RUNNING)
                 and np.all((ranks["looked"] - self.looked >= LOOKS)[waiting]))
+
+
+def hang_up(wire: Wire):
+    """A board for the ranks of `wire`, which are on one machine: a file that all map, and that has no name afterwards."""
+    nbytes = RECORD.itemsize * wire.size
+    path = None
+    if wire.rank == 0:
+        file, path = tempfile.mkstemp(prefix="refpar-board-")
+        os.truncate(file, nbytes)
+        os.close(file)
+    path = share_object(wire, path)
+    try:
+        with open(path, "r+b") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+    except OSError:                     # ranks in containers of their own share no files either
+        memory = None
+    seen = gather_objects(wire, memory is not None)
+    if wire.rank == 0:
+        with suppress(OSError):         # Windows keeps an open file's name
+            os.unlink(path)
+    return Board(memory, wire.rank) if share_object(wire, seen and all(seen)) else NoBoard()

@@ -91,9 +91,10 @@ class Mesh:
         self.layout, self.wire = layout, wire
 
     def axis(self, *axes: str) -> Axis:
-        """This rank's group on an axis, or on several together (dp and cp: "dp+cp")."""
+        """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1)."""
         mine = next(group for group in groups(self.layout, *axes) if self.wire.rank in group)
-        name = "+".join(axis for axis in self.layout.order if axis in axes)
+        long = [axis for axis in self.layout.order if axis in axes and getattr(self.layout, axis) > 1]
+        name = "+".join(long or axes[:1])
         return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire)
 
     def coordinates(self, rank: int | None = None) -> dict[str, int]:

@@ -3,7 +3,8 @@
 MPI carries the bytes; refpar waits by itself.  A library's own wait spins, which is a disaster as soon as there are more ranks
 than cores: here a wait tests some 200 times (20 where ranks outnumber cores) and then naps for 20 us between tests.  That is as
 fast as MPI_Wait while cores are free, several times faster when they are not, and it lets a waiting rank notice that another
-one failed, ended, or waits for it in turn (`board`).
+one failed, ended, or waits for it in turn (`board`).  The libraries' own settings for it (MPIR_CVAR_ENABLE_HEAVY_YIELD and its
+like) then gain nothing, so none is set.
 
 When a rank raises, it prints its traceback and ends all ranks, inside `run` and (by an excepthook) outside: no run line hangs.
 A command that finds bad input finds it on every rank alike, before `run`: it catches the ValueError, prints the sentence where
@@ -22,10 +23,9 @@ import traceback
 from contextlib import contextmanager
 from contextvars import Context
 
-import numpy as np
 from mpi4py import MPI
 
-from refpar.comm.board import RECORD, TICK, Board, NoBoard
+from refpar.comm.board import TICK, NoBoard, hang_up
 from refpar.comm.report import WIRES, place
 from refpar.comm.wire import LIMIT, Aborted, Wire, bytes_of, gather_objects, pieces, require_received, share_object
 
@@ -100,13 +100,13 @@ class MpiWorld:
     kind = "processes"
 
     def __init__(self):
+        sys.excepthook = lambda kind, error, trace: end_all(error)
         self.comm = MPI.COMM_WORLD.Dup()        # for programs
         self.rank, self.size = self.comm.rank, self.comm.size
         self.main = self.rank == 0              # this process prints
         self.board = shared_board(self.comm)
         self.runs = 0
         self.office = MpiWire(MPI.COMM_WORLD.Dup(), self.size, self.board, lambda request: f"the results of rank {request.peer}")
-        sys.excepthook = lambda kind, error, trace: end_all(error)
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(line_buffering=True, write_through=False)    # whole lines, also of a rank that is ended
         atexit.register(self.board.end, True)
@@ -141,22 +141,14 @@ class MpiWorld:
         MPI is finalized first: `python -m mpi4py` would take another status than 0 for a failure, and abort every rank aloud.
         """
         self.board.end(gone=True)
-        atexit.unregister(self.board.end)       # the board's memory goes with MPI
         MPI.Finalize()
         sys.exit(status)
 
 
 def shared_board(comm):
-    """A board for the ranks of `comm`, in memory that MPI shares between them; none where they are on several machines."""
+    """A board for the ranks of `comm`, unless they are on several machines."""
     near = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    if near.size < comm.size:
-        return NoBoard()
-    window = MPI.Win.Allocate_shared(RECORD.itemsize * comm.size if comm.rank == 0 else 0, 1, comm=near)
-    memory = np.frombuffer(window.Shared_query(0)[0], np.uint8)
-    if comm.rank == 0:
-        memory[:] = 0
-    near.Barrier()
-    return Board(memory, comm.rank)
+    return hang_up(MpiWire(comm, comm.size, NoBoard())) if near.size == comm.size else NoBoard()
 
 
 @contextmanager

@@ -11,7 +11,8 @@ BENCHES: dict[str, Callable] = {"collectives": collectives.run}
 def prepare(world, args) -> Callable:
     """Refuse what cannot be measured."""
     if args.what not in BENCHES:
-        raise ValueError(f"{'nothing is named' if args.what is None else f'{args.what!r} cannot be measured'}; name {' or '.join(BENCHES)}")
+        wrong = "nothing is named" if args.what is None else f"{args.what!r} cannot be measured"
+        raise ValueError(f"{wrong}; name {' or '.join(BENCHES)}")
     return BENCHES[args.what]
 
 

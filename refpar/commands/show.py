@@ -17,7 +17,8 @@ class Job(NamedTuple):
 def prepare(world, args) -> Job:
     """Refuse what cannot be drawn."""
     if args.what not in DRAWINGS:
-        raise ValueError(f"{'nothing is named' if args.what is None else f'{args.what!r} cannot be drawn'}; name {' or '.join(DRAWINGS)}")
+        wrong = "nothing is named" if args.what is None else f"{args.what!r} cannot be drawn"
+        raise ValueError(f"{wrong}; name {' or '.join(DRAWINGS)}")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
     return Job(*DRAWINGS[args.what](args), args.json)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 from refpar import corpus, ngram
 from refpar.cli import training_of
-from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
 from refpar.comm.mesh import Mesh
+from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
 from refpar.fit import Plan, fit, fresh, held_out_loss, stored
 from refpar.nn.build import build
 from refpar.progress import Progress
@@ -58,8 +59,9 @@ def prepare(world, args) -> Job:
     control = None
     if judged and not args.no_control:
         cut = plan._replace(model=replace(model, cut=True), folder=plan.folder / "control")
-        control = cut, stored(cut) if cut.folder.exists() else fresh(cut)
-    return Job(plan, stored(plan) if args.resume else fresh(plan), control, judged, 300 if args.sample is None else args.sample, args.json)
+        control = cut, stored(cut) if any(cut.folder.glob("step-*.npz")) else fresh(cut)
+    state, sampled = stored(plan) if args.resume else fresh(plan), 300 if args.sample is None else args.sample
+    return Job(plan, state, control, judged, sampled, args.json)
 
 
 def layout_of(world, args) -> Layout:
@@ -99,7 +101,7 @@ def run(world, job: Job) -> int:
     ranks = job.plan.layout.ranks
     if world.size is None and ranks > 1:
         sys.stderr.write(f"{ranks} ranks as threads of one process share one core; as processes:  "
-                         f"mpiexec -n {ranks} python -m mpi4py -m refpar {' '.join(sys.argv[1:])}\n\n")
+                         f"mpiexec -n {ranks} python -m mpi4py -m refpar {shlex.join(sys.argv[1:])}\n\n")
     outcome = world.run(program, ranks, job)[0]
     passed, sentence = verdict(job, outcome)
     if world.main:
@@ -162,7 +164,8 @@ def written(plan: Plan, state: State, length: int) -> str:
     prompt = bytes(plan.text.held_out.tokens[:PROMPT].tolist())
     text = sample(build(replace(plan.model, dropout=0.0)), state.params, prompt, length, plan.training.seed, TEMPERATURE)
     lines = (prompt + text).decode(errors="replace").splitlines()
-    return "\n".join(["", f"sample, temperature {TEMPERATURE}, after {len(prompt)} bytes of the held-out text", *(f"  | {line}" for line in lines)])
+    head = f"sample, temperature {TEMPERATURE}, after {len(prompt)} bytes of the held-out text"
+    return "\n".join(["", head, *(f"  | {line}" for line in lines)])
 
 
 def table(losses: dict[str, float]) -> str:
@@ -176,11 +179,12 @@ def verdict(job: Job, outcome: Outcome) -> tuple[bool, str]:
         return False, f"FAILED: {outcome.complaint}; the last good checkpoint is in {job.plan.folder}"
     losses = outcome.losses
     below = losses["trigram"] - losses["model"]
-    sentence = (f"held-out loss {losses['model']:.4f} nats per byte, {abs(below):.4f} {'below' if below > 0 else 'above'} the trigram's "
-                f"{losses['trigram']:.4f} (bigram {losses['bigram']:.4f}, unigram {losses['unigram']:.4f})")
     margin = losses["control"] - losses["model"] if "control" in losses else None
+    baselines = ", ".join(f"{name} {losses[name]:.4f}" for name in ngram.NAMES)
+    sentence = (f"held-out loss {losses['model']:.4f} nats per byte against {baselines}: "
+                f"{abs(below):.4f} {'below' if below > 0 else 'above'} the trigram's")
     if margin is not None:
-        sentence += f"; with the mixer cut out {losses['control']:.4f}, {'worse' if margin > 0 else 'better'} by {abs(margin):.4f}"
+        sentence += f"; with its mixer cut out {losses['control']:.4f}, {'worse' if margin > 0 else 'better'} by {abs(margin):.4f}"
     if not job.judged:
         return True, f"{sentence}; not a preset's own run, so not judged"
     passed = below > 0 and (margin is None or margin > 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from refpar.config import PRESETS, Layout, describe_model, parse_model
@@ -12,6 +13,7 @@ from refpar.oracle.situation import PROOF, Situation
 
 SIZES = (1, 2, 3, 4, 8)         # of dp, where no mesh is named
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
+HEADS = ("loss", "dinput", "grads", "norm", "weights", "optim")
 
 
 class Job(NamedTuple):
@@ -56,7 +58,7 @@ def run(world, job: Job) -> int:
         return list_faults(world)
     if job.fault:
         return run_fault(world, job.fault)
-    say = print if world.main and not job.json else _silent
+    say = partial(print, flush=True) if world.main and not job.json else _silent
     say(heading(world))
     failed = []
     for situation in job.situations:
@@ -74,22 +76,22 @@ def run(world, job: Job) -> int:
 
 def heading(world) -> str:
     """What the table shows, and its column heads."""
-    ranks = "ranks are threads of this process" if world.size is None else f"ranks are {world.size} processes"
+    ranks = "ranks are threads of this process" if world.kind == "threads" else f"ranks are {world.size} processes"
     return (f"refpar verify: the sharded run beside the single process; {ranks}\n"
-            "errors in units of the bound 32 eps sqrt(n) scale (at most 1 is equal); held: largest share of any rank / allowed;\n"
-            "sent: bytes of all ranks in two steps, counted / formula\n\n"
-            f"{'model':<16}{'mesh':<8}" + "".join(f"{kind:>10}" for kind in KINDS)
-            + f"{'weights held':>15}{'saved held':>15}  sent")
+            "  errors    the largest, in units of the bound 32 eps sqrt(n) scale: at most 1 is equal\n"
+            "  held      largest share of the weights, and of what backward needs, that a rank held / what its placements allow\n"
+            "  sent      bytes on each axis, all ranks and steps together = formula\n\n"
+            f"{'model':<15}{'mesh':<6}" + "".join(f"{head:>9}" for head in HEADS) + f"{'held weights':>14}{'saved':>14}  sent")
 
 
 def line(situation: Situation, judgement: Judgement) -> str:
     """One situation's row."""
     name = next((name for name, model in PRESETS.items() if model == situation.model), describe_model(situation.model))
-    held = "".join(f"{f'{share:.1%} / {allowed:.1%}':>15}" for share, allowed in judgement.held.values())
-    sent = "  ".join(f"{axis}: {counted} / {formula}" for axis, (counted, formula) in judgement.sent.items())
-    verdict = "FAILS" if judgement.complaint else "equal"
-    return (f"{name:<16}{str(situation.layout):<8}" + "".join(f"{judgement.errors[kind]:>10.2g}" for kind in KINDS)
-            + f"{held}  {sent}  {verdict}")
+    held = "".join(f"{f'{share:.1%}/{allowed:.1%}':>14}" for share, allowed in judgement.held.values())
+    sent = "  ".join(f"{axis}: {counted:,} {'=' if counted == formula else '!='} {formula:,}"
+                     for axis, (counted, formula) in judgement.sent.items())
+    return (f"{name:<15}{str(situation.layout):<6}" + "".join(f"{judgement.errors[kind]:>9.2g}" for kind in KINDS)
+            + f"{held}  {sent}  {'FAILS' if judgement.complaint else 'equal'}")
 
 
 def ending(job: Job, failed: list[str], world) -> str:
@@ -98,7 +100,7 @@ def ending(job: Job, failed: list[str], world) -> str:
     if job.left_out:
         lines.append(f"left out, for want of ranks: {' '.join(map(str, job.left_out))}")
     lines += failed or [f"VERIFIED: {len(job.situations)} sharded runs equal the single process"]
-    if world.size is None:
+    if world.kind == "threads":
         lines.append("the same on real processes:   mpiexec -n 4 python -m mpi4py -m refpar verify")
     return "\n".join(lines + ["", "next:  mpiexec -n 2 python -m mpi4py -m refpar train --model llama --mesh dp=2",
                               "       python lessons/03_data_parallel.py",

@@ -22,11 +22,12 @@ def in_groups(x, groups: int):
 def gated_norm_forward(y, z, w, groups: int, eps: float, over: Pair = SAME, total=lambda count: count):
     """y, z [B, S, MP], w [MP] -> norm(y silu(z)) w, [B, S, MP]."""
     gate, act = silu_forward(z)
-    gated = in_groups(y * gate, groups)                                             # [B, S, G, MP/G]
-    mine = squares(gated)                                                           # [B, S, G, 1] +tp
+    out = in_groups(y * gate, groups)                                               # [B, S, G, MP/G]
+    mine = squares(out)                                                             # [B, S, G, 1] +tp
     width = total(mine.width)
     scale = squares_finish(Squares(over.forward(mine.total), width), eps)           # [B, S, G, 1]
-    out = (gated * scale).reshape(y.shape)
+    out *= scale
+    out = out.reshape(y.shape)
     out *= w
     return out, {"y": y, "gate": gate, "act": act, "scale": scale, "width": width}
 
@@ -34,14 +35,14 @@ def gated_norm_forward(y, z, w, groups: int, eps: float, over: Pair = SAME, tota
 def gated_norm_backward(dout, saved, w, over: Pair = SAME):
     """dout [B, S, MP] -> dy, dz, dw."""
     y, gate, scale = saved["y"], saved["gate"], saved["scale"]
-    groups = scale.shape[-2]
-    gated = in_groups(y * gate, groups)                                             # [B, S, G, MP/G]
-    normed = gated * scale
+    groups = scale.shape[2]
+    normed = in_groups(y * gate, groups)                                            # [B, S, G, MP/G]
+    normed *= scale
     dw = np.einsum("bsc,bsc->c", dout, normed.reshape(y.shape))
-    dnormed = in_groups(dout * w, groups)
-    along = over.backward(np.vecdot(dnormed, normed)[..., None])                    # [B, S, G, 1]: of log(scale); Partial until here
-    normed *= along / saved["width"]
-    dnormed -= normed
-    dnormed *= scale
-    dgated = dnormed.reshape(y.shape)
+    dgated = in_groups(dout * w, groups)                                            # [B, S, G, MP/G]
+    along = over.backward(np.vecdot(dgated, normed)[..., None])                     # [B, S, G, 1]
+    normed *= along / int(saved["width"])       # the part that only lengthens a group: the statistic takes it out again
+    dgated -= normed
+    dgated *= scale
+    dgated = dgated.reshape(y.shape)
     return dgated * gate, silu_backward(dgated * y, saved["act"]), dw

@@ -31,60 +31,64 @@ from refpar.nn.scan import Summary, merge, summary_of_state
 from refpar.nn.seams import ALONE
 
 
-class Decay(NamedTuple):
-    """How much is left of the state before the chunk at each token, and of each token at the chunk's end; both [B, L, M]."""
-    since_start: np.ndarray
-    to_end: np.ndarray
+class Chunk(NamedTuple):
+    """The tokens of one chunk, and their decays."""
+    X: np.ndarray               # [B, L, M, P]  dt x
+    B: np.ndarray               # [B, L, G, N]
+    C: np.ndarray               # [B, L, G, N]
+    log: np.ndarray             # [B, L, M]     float64, the running sum of dt A
+    position: np.ndarray        # [B, L]
+    since_start: np.ndarray     # [B, L, M]     what is left at each token of the state before the chunk
+    to_end: np.ndarray          # [B, L, M]     what is left of each token at the chunk's end
 
 
 def ssd_forward(x, dt, B, C, w, position, before, chunk: int, carry=ALONE):
     """Shapes as in `scan_forward` -> y, after, saved.  The last chunk may be shorter."""
-    dA = dt * -np.exp(w["A_log"].astype(np.float64))
-    log = running_sum(dA, position, chunk)                                          # [B, S, M] float64
-    parts = chunks_of(x.shape[1], chunk)
-    summaries = [chunk_state(*cut(part, x, dt, B, log, position)) for part in parts]
+    log = running_sum(dt * -np.exp(w["A_log"].astype(np.float64)), position, chunk)     # [B, S, M] float64
+    parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
+    summaries = [summed_up("chunk states", c, c.X * c.to_end[..., None], c.B) for c in chunks]
     nothing = summary_of_state(np.zeros_like(before))
     here, on = carry.forward(merge, reduce(merge, summaries, nothing), summary_of_state(before))
-    y, starts = w["skip"][:, None] * x, np.empty((len(parts), *before.shape), x.dtype)
-    for i, (part, summary) in enumerate(zip(parts, summaries)):
+    y, starts = w["skip"][:, None] * x, np.empty((len(chunks), *before.shape), x.dtype)
+    for i, c in enumerate(chunks):
         starts[i] = here.state                                                      # [B, M, P, N]
-        y[:, part] += chunk_output(*cut(part, x, dt, B, C, log, position), here.state)
+        y[:, parts[i]] += within_forward(c)
+        y[:, parts[i]] += across_forward(c, here.state)
         watch.op("inter-chunk", 2 * here.state.size)
-        here = merge(here, summary)
+        here = merge(here, summaries[i])
     return y, on.state, {"x": x, "dt": dt, "B": B, "C": C, "log": log, "starts": starts}
 
 
 def ssd_backward(dy, dafter, saved, w, position, chunk: int, carry=ALONE):
     """dy like y, dafter like after -> (dx, ddt, dB, dC), dbefore, grads of A_log and skip."""
-    x, dt, B, C, log = (saved[name] for name in ("x", "dt", "B", "C", "log"))
-    A = -np.exp(w["A_log"].astype(np.float64))
-    parts = chunks_of(x.shape[1], chunk)
-    summaries = [chunk_read(*cut(part, dy, C, log, position)) for part in parts]
+    x, dt, B, C, log, starts = (saved[name] for name in ("x", "dt", "B", "C", "log", "starts"))
+    parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
+    summaries = [summed_up("chunk states", c, dy[:, part] * c.since_start[..., None], c.C) for part, c in zip(parts, chunks)]
     nothing = summary_of_state(np.zeros_like(dafter))
     here, on = carry.backward(merge, reduce(merge, reversed(summaries), nothing), summary_of_state(dafter))
-    dX, dB, dC, dlog = np.empty_like(x), np.empty_like(B), np.empty_like(C), np.empty_like(log)
-    for part, summary, start in reversed(list(zip(parts, summaries, saved["starts"]))):
-        dX[:, part], dB[:, part], dC[:, part], dlog[:, part] = chunk_backward(
-            *cut(part, dy, x, dt, B, C, log, position), start, here.state)
-        watch.op("inter-chunk", 2 * start.size)
-        here = merge(here, summary)
+    totals = dX, dB, dC, dlog = [np.zeros_like(array) for array in (x, B, C, log)]
+    for i, c in reversed(list(enumerate(chunks))):
+        for grads in (within_backward(dy[:, parts[i]], c), across_backward(dy[:, parts[i]], c, starts[i], here.state)):
+            for total, grad in zip(totals, grads):
+                total[:, parts[i]] += grad
+        watch.op("inter-chunk", 2 * here.state.size)
+        here = merge(here, summaries[i])
+    A = -np.exp(w["A_log"].astype(np.float64))
     ddA = running_sum_backward(dlog, position, chunk)                               # [B, S, M] float64
-    ddt = ddA * A
-    ddt += np.vecdot(dX, x)
-    dx = dX * dt[..., None]
+    ddt = (ddA * A + np.vecdot(dX, x)).astype(x.dtype)                              # [B, S, M]
+    dx = dX * dt[..., None]                                                         # [B, S, M, P]
     dx += w["skip"][:, None] * dy
-    grads = {"A_log": np.vecdot(ddA, dt, axis=1).sum(0) * A, "skip": np.vecdot(dy, x).sum((0, 1))}
-    return (dx, ddt.astype(x.dtype), dB, dC), on.state, {name: grad.astype(x.dtype) for name, grad in grads.items()}
+    dA_log, dskip = np.vecdot(ddA, dt, axis=1).sum(0) * A, np.vecdot(dy, x).sum((0, 1))
+    return (dx, ddt, dB, dC), on.state, {"A_log": dA_log.astype(x.dtype), "skip": dskip}
 
 
-def chunks_of(tokens: int, chunk: int) -> list[slice]:
-    """The chunks of a row of S tokens; none of an empty row."""
-    return [slice(first, min(first + chunk, tokens)) for first in range(0, tokens, chunk)]
-
-
-def cut(part: slice, *arrays):
-    """These tokens of every array [B, S, ...]."""
-    return [array[:, part] for array in arrays]
+def chunks_of(x, dt, B, C, log, position, chunk: int) -> tuple[list[slice], list[Chunk]]:
+    """Where the chunks of a row of S tokens lie, and the chunks; none of an empty row."""
+    tokens = x.shape[1]
+    parts = [slice(first, min(first + chunk, tokens)) for first in range(0, tokens, chunk)]
+    arrays = x * dt[..., None], B, C, log, position
+    cut = ([array[:, part] for array in arrays] for part in parts)
+    return parts, [Chunk(*pieces, *decays(pieces[3], pieces[4], x.dtype)) for pieces in cut]
 
 
 # ---------------------------------------------------------------------------------------------------------------- decay
@@ -110,16 +114,16 @@ def running_sum_backward(dlog, position, chunk: int):
     return ddA * goes_on
 
 
-def decay_of(log, position, dtype) -> Decay:
-    """log [B, L, M] and position [B, L] of one chunk -> its decays: 0 across the beginning of a document."""
+def decays(log, position, dtype):
+    """log [B, L, M] and position [B, L] of a chunk -> since its start and to its end, [B, L, M]; 0 if a document begins in between."""
     begun = np.cumsum(position == 0, axis=1)[..., None]                             # [B, L, 1]: documents begun in this chunk so far
     since_start = np.exp(log) * (begun == 0)
-    to_end = np.exp(np.minimum(log[:, -1:] - log, 0)) * (begun == begun[:, -1:])   # above 0 from one document to another only
-    return Decay(since_start.astype(dtype), to_end.astype(dtype))
+    to_end = np.exp(np.minimum(log[:, -1:] - log, 0)) * (begun == begun[:, -1:])    # above 0 from one document to another only
+    return since_start.astype(dtype), to_end.astype(dtype)
 
 
 def decay_between(log, position, dtype) -> np.ndarray:
-    """The same from token s to token t, [B, M, L (t), L (s)]: 0 where s is later or of another document."""
+    """The same from token s to token t, [B, M, L, L] in the order t, s: 0 where s is later or of another document."""
     length = position.shape[1]
     begun = np.cumsum(position == 0, axis=1)
     seen = (begun[:, :, None] == begun[:, None]) & np.tri(length, dtype=bool)       # [B, L, L]
@@ -130,7 +134,7 @@ def decay_between(log, position, dtype) -> np.ndarray:
     return np.exp(decay, out=decay)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one chunk
+# ---------------------------------------------------------------------------------------------------------------- products
 
 def heads_first(x):
     """[B, L, M, P] -> [B, M, L, P], a view."""
@@ -150,88 +154,80 @@ def product(name: str, a, b):
     return y
 
 
-def state_of(name: str, x, B):
-    """sum over the chunk of x[t] B[t]': x [B, L, M, P], B [B, L, G, N] -> [B, M, P, N]."""
+def summed_up(name: str, c: Chunk, x, B) -> Summary:
+    """The summary of a chunk that adds the sum of x[t] B[t]' to the state; x [B, L, M, P], B [B, L, G, N]."""
     rows, _, heads, width = x.shape
-    return product(name, by_group(x, B.shape[2]).swapaxes(2, 3), heads_first(B)).reshape(rows, heads, width, B.shape[3])
+    state = product(name, by_group(x, B.shape[2]).swapaxes(2, 3), heads_first(B))   # [B, G, MP/G, N]
+    return Summary(c.since_start[:, -1], state.reshape(rows, heads, width, B.shape[3]))
 
 
 def read(name: str, state, C):
     """h C[t] for each token: state [B, M, P, N], C [B, L, G, N] -> [B, L, M, P]."""
     rows, heads, width, n = state.shape
     _, length, groups, _ = C.shape
-    by_state = state.reshape(rows, groups, heads * width // groups, n).swapaxes(2, 3)
-    y = product(name, heads_first(C), by_state)                                     # [B, G, L, MP/G]
+    grouped = state.reshape(rows, groups, heads * width // groups, n).swapaxes(2, 3)
+    y = product(name, heads_first(C), grouped)                                      # [B, G, L, MP/G]
     return heads_first(y).reshape(rows, length, heads, width)
 
 
-def chunk_state(x, dt, B, log, position) -> Summary:
-    """First pass: the state that a chunk leaves behind, had it begun with none, and what is left of the state before it."""
-    decay = decay_of(log, position, x.dtype)
-    X = x * (dt * decay.to_end)[..., None]                                          # [B, L, M, P]
-    return Summary(decay.since_start[:, -1], state_of("chunk states", X, B))
+def read_backward(name: str, x, state, groups: int):
+    """Its gradient for C, of x [B, L, M, P]: h' x[t], summed over the heads of a group -> [B, L, G, N]."""
+    rows, _, heads, width = x.shape
+    grouped = state.reshape(rows, groups, heads * width // groups, state.shape[3])
+    return heads_first(product(name, by_group(x, groups), grouped))
 
 
-def chunk_output(x, dt, B, C, log, position, start):
-    """Second pass: y [B, L, M, P] of a chunk that begins with the state `start` [B, M, P, N]."""
-    rows, length, heads, width = x.shape
-    groups = B.shape[2]
-    y = read("C h", start, C)                                                       # [B, L, M, P]
-    y *= decay_of(log, position, x.dtype).since_start[..., None]
-    scores = product("C B'", heads_first(C), heads_first(B).swapaxes(2, 3))         # [B, G, L, L]
-    between = decay_between(log, position, x.dtype)                                 # [B, M, L, L]
-    between.reshape(rows, groups, heads // groups, length, length)[:] *= scores[:, :, None]
-    y += heads_first(product("(C B' o decay) X", between, heads_first(x * dt[..., None])))
+# ------------------------------------------------------------------------------------------------- y within a chunk: (C B' o decay) X
+
+def in_groups(weights, scores):
+    """weights [B, M, L, L] of heads, beside scores [B, G, L, L] of groups -> [B, G, M/G, L, L], a view."""
+    rows, groups, length, _ = scores.shape
+    return weights.reshape(rows, groups, weights.shape[1] // groups, length, length)
+
+
+def within_forward(c: Chunk):
+    """y [B, L, M, P] of the tokens of a chunk on one another."""
+    scores = product("C B'", heads_first(c.C), heads_first(c.B).swapaxes(2, 3))     # [B, G, L, L]
+    weights = decay_between(c.log, c.position, c.X.dtype)                           # [B, M, L, L]
+    in_groups(weights, scores)[:] *= scores[:, :, None]
+    return heads_first(product("(C B' o decay) X", weights, heads_first(c.X)))
+
+
+def within_backward(dy, c: Chunk):
+    """dy [B, L, M, P] -> the gradients of X, B, C, and of log in float64."""
+    scores = product("C B'", heads_first(c.C), heads_first(c.B).swapaxes(2, 3))     # [B, G, L, L]
+    decay = decay_between(c.log, c.position, c.X.dtype)                             # [B, M, L, L]
+    dweights = product("(C B' o decay) X", heads_first(dy), heads_first(c.X).swapaxes(2, 3))    # [B, M, L, L]
+    dweights *= decay
+    dscores = in_groups(dweights, scores).sum(2)                                    # [B, G, L, L]
+    weights = decay
+    in_groups(weights, scores)[:] *= scores[:, :, None]
+    in_groups(dweights, scores)[:] *= scores[:, :, None]        # from here on the gradient of log[t] - log[s]
+    dlog = dweights.sum(3, dtype=np.float64) - dweights.sum(2, dtype=np.float64)    # [B, M, L]
+    return (heads_first(product("(C B' o decay) X", weights.swapaxes(2, 3), heads_first(dy))),
+            heads_first(product("C B'", dscores.swapaxes(2, 3), heads_first(c.C))),
+            heads_first(product("C B'", dscores, heads_first(c.B))), dlog.transpose(0, 2, 1))
+
+
+# ------------------------------------------------------------------------------------------- y from the state, and the state's end
+
+def across_forward(c: Chunk, start):
+    """y [B, L, M, P] of the state `start` [B, M, P, N] before the chunk."""
+    y = read("C h", start, c.C)
+    y *= c.since_start[..., None]
     return y
 
 
-def chunk_read(dy, C, log, position) -> Summary:
-    """First pass of backward: the gradient of the chunk's first state, had nobody used its last, and what that one's is multiplied by."""
-    decay = decay_of(log, position, dy.dtype)
-    return Summary(decay.since_start[:, -1], state_of("chunk states", dy * decay.since_start[..., None], C))
-
-
-def chunk_backward(dy, x, dt, B, C, log, position, start, dend):
-    """dy [B, L, M, P] of a chunk, its first state and the gradient of its last, both [B, M, P, N]
-    -> the gradients of X = dt x, of B, of C, and of log in float64."""
-    rows, length, heads, width = x.shape
-    groups = B.shape[2]
-    grouped = rows, groups, heads // groups, length, length
-    decay = decay_of(log, position, x.dtype)
-    X = x * dt[..., None]                                                           # [B, L, M, P]
-
-    # y = ... + since_start C start, and end = ... + to_end X B'
-    from_state = read("C h", start, C)
-    from_state *= decay.since_start[..., None]
-    into_state = read("chunk states", dend, B)
-    into_state *= decay.to_end[..., None]
-    dC = read_by_group("C h", dy * decay.since_start[..., None], start, groups)
-    dB = read_by_group("chunk states", X * decay.to_end[..., None], dend, groups)
-
-    # y = (C B' o decay) X + ...
-    scores = product("C B'", heads_first(C), heads_first(B).swapaxes(2, 3))         # [B, G, L, L]
-    dbetween = product("(C B' o decay) X", heads_first(dy), heads_first(X).swapaxes(2, 3))      # [B, M, L, L]
-    between = decay_between(log, position, x.dtype)
-    dbetween *= between
-    dscores = dbetween.reshape(grouped).sum(2)                                      # [B, G, L, L]
-    between.reshape(grouped)[:] *= scores[:, :, None]
-    dX = into_state + heads_first(product("(C B' o decay) X", between.swapaxes(2, 3), heads_first(dy)))
-    dC += heads_first(product("C B'", dscores, heads_first(B)))
-    dB += heads_first(product("C B'", dscores.swapaxes(2, 3), heads_first(C)))
-
-    # the logarithms: decay[t, s] = exp(log[t] - log[s])
-    dbetween.reshape(grouped)[:] *= scores[:, :, None]
-    dlog = (dbetween.sum(3, dtype=np.float64) - dbetween.sum(2, dtype=np.float64)).transpose(0, 2, 1)
-    dlog += np.vecdot(dy, from_state)
-    end = np.vecdot(X, into_state).astype(np.float64)                               # [B, L, M]
-    dlog -= end
-    kept = np.einsum("bmpn,bmpn->bm", start, dend) * decay.since_start[:, -1]       # [B, M]
-    dlog[:, -1] += end.sum(1) + kept
+def across_backward(dy, c: Chunk, start, dend):
+    """dy [B, L, M, P], and the gradient of the state after the chunk, `dend` [B, M, P, N] -> the gradients of X, B, C and log."""
+    groups = c.B.shape[2]
+    dC = read_backward("C h", dy * c.since_start[..., None], start, groups)
+    dB = read_backward("chunk states", c.X * c.to_end[..., None], dend, groups)
+    dX = read("chunk states", dend, c.B)                                            # [B, L, M, P]
+    dX *= c.to_end[..., None]
+    dlog = np.vecdot(dy, across_forward(c, start)).astype(np.float64)               # [B, L, M]: y grows with log[t]
+    left = np.vecdot(c.X, dX)                                                       # the end grows with log[end] - log[t]
+    dlog -= left
+    kept = np.einsum("bmpn,bmpn->bm", start, dend) * c.since_start[:, -1]           # [B, M]: and what it keeps of start with log[end]
+    dlog[:, -1] += left.sum(1, dtype=np.float64) + kept
     return dX, dB, dC, dlog
-
-
-def read_by_group(name: str, x, state, groups: int):
-    """sum over the heads of a group of x[t]' h: x [B, L, M, P], state [B, M, P, N] -> [B, L, G, N]."""
-    rows, _, heads, width = x.shape
-    stacked = state.reshape(rows, groups, heads * width // groups, state.shape[3])
-    return heads_first(product(name, by_group(x, groups), stacked))

@@ -1,8 +1,8 @@
 """The messages of one collective, drawn round by round: who tells whom, what, and how many bytes.
 
 The collective itself runs, on threads, with arrays whose numbers tell where they come from.  Element j of rank r is
-(j+1) M + 2**r with M = 2**p, so a sum of the elements j of some ranks is (j+1) M times their number, plus one bit for each of them: from
-any number on the wire we read which element it is, and whose addends it holds.
+(j+1) M + 2**r with M = 2**p, so a sum of the elements j of some ranks is (j+1) M times their number, plus one bit for each of them:
+from any number on the wire we read which element it is, and whose addends it holds.
 """
 from __future__ import annotations
 
@@ -144,9 +144,11 @@ def draw(told: dict) -> str:
              "x[2:4] of 0+1: elements 2 and 3, the sum of what ranks 0 and 1 had"]
     for number, messages in groupby(told["messages"], key=lambda sent: sent["round"]):
         lines += ["", f"round {number}"]
-        lines += [f"  {sent['source']:>2} -> {sent['to']:<2} {sent['bytes']:>6} bytes   {shortened(sent['what'])}" for sent in messages]
+        lines += [f"  {sent['source']:>2} -> {sent['to']:<2} {sent['bytes']:>6} bytes   {shortened(sent['what'])}"
+                  for sent in messages]
     lines += ["", f"{'sent by':>7}{'messages':>11}{'formula':>9}{'bytes':>9}{'formula':>9}"]
-    lines += [f"{row['rank']:>7}{row['messages']:>11}{row['formula_messages']:>9}{row['bytes']:>9}{row['formula_bytes']:>9}" for row in told["totals"]]
+    lines += [f"{row['rank']:>7}{row['messages']:>11}{row['formula_messages']:>9}{row['bytes']:>9}{row['formula_bytes']:>9}"
+              for row in told["totals"]]
     return "\n".join(lines)
 
 

@@ -23,9 +23,7 @@ def main(path):
     end.connect(path)
     parent = Line(end)
     sys.path[:] = parent.take()                 # programs are pickled by reference: import them from where pytest does
-    from mpi4py import MPI
-
-    from refpar.comm.mpi import shared_board
+    from refpar.comm.mpi import MPI, shared_board
     comm = MPI.COMM_WORLD.Dup()
     board = shared_board(comm)
     unfinished = []                             # requests of failed programs: MPI may still use their buffers
