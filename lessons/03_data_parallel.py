@@ -109,7 +109,7 @@ def teach(page: lesson.Page):
 
     targets = sum(one["targets"] for one in held)
     page.say("", "2. How many targets are there?  Each rank counts its own, and an all_reduce adds the counts, before any backward.")
-    page.say(f"  every rank now says {held[0]['count']}")
+    page.say(f"  the ranks now say {', '.join(str(one['count']) for one in held)}")
     page.check(all(one["count"] == targets for one in held), f"the count is of all ranks together: {targets}")
 
     page.say("", "3. The loss is a sum, divided once, by that count.  The mean of the ranks' own means is another number:")

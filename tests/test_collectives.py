@@ -120,7 +120,8 @@ def program_held(wire):
     axis, peaks = Axis.world(wire), {}
     x = np.ones((12, 2), np.float32)
     for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis), "all_reduce": lambda: collectives.all_reduce(x, axis),
-                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size)}.items():
+                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size),
+                       "float16": lambda: collectives.reduce_scatter(x.astype(np.float16), axis)}.items():
         with watch.watching(watch.Ledger()) as ledger:
             call()
         peaks[name] = ledger.peak["received"]
@@ -130,7 +131,7 @@ def program_held(wire):
 def test_what_a_collective_holds():
     """A ring needs room for two parts and its result, not for the whole of every rank."""
     for peaks in ThreadWorld().run(program_held, 4):
-        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24}
+        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24, "float16": 3 * 6}
 
 
 def program_with_template(wire):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
-from refpar.comm.threads import ThreadWorld
 from refpar.comm.launch import launch, started
+from refpar.comm.threads import ThreadWorld
 
 JOB = os.path.join(os.path.dirname(__file__), "pool", "job.py")
 PATH = {"PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), *sys.path])}

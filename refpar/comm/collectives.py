@@ -142,7 +142,7 @@ def _swap(blocks, shapes, axis) -> list:
     """The messages of `exchange`."""
     mine = blocks[axis.index]
     arrived = [mine if source == axis.index else np.empty(shape, mine.dtype) for source, shape in enumerate(shapes)]
-    watch.held("received", arrived)
+    watch.held("received", arrived[:axis.index] + arrived[axis.index + 1:])
     requests = []
     for step in range(1, axis.size):
         source = (axis.index - step) % axis.size

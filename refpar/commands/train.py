@@ -128,7 +128,7 @@ def program(wire, job: Job) -> Outcome:
         if complaint:
             return Outcome({}, complaint)
         losses[name] = held_out_loss(mesh, plan, state.params)
-        if name == "model" and wire.rank == 0:
+        if name == "model" and wire.rank == 0 and job.sample > 0:
             say(written(plan, state, job.sample))
     say(table(losses))
     return Outcome(losses)
@@ -159,8 +159,6 @@ def parameters(state: State) -> int:
 
 def written(plan: Plan, state: State, length: int) -> str:
     """A sample: how the model goes on from the beginning of the held-out text."""
-    if length == 0:
-        return ""
     prompt = bytes(plan.text.held_out.tokens[:PROMPT].tolist())
     text = sample(build(replace(plan.model, dropout=0.0)), state.params, prompt, length, plan.training.seed, TEMPERATURE)
     lines = (prompt + text).decode(errors="replace").splitlines()

@@ -107,8 +107,9 @@ def rmsnorm_backward(dy, saved, w):
 
 def sigmoid(x) -> np.ndarray:
     """1 / (1 + exp(-x)); far to the left exp overflows to infinity, which gives the right 0."""
+    s = -x
     with np.errstate(over="ignore"):
-        s = np.exp(-x)
+        np.exp(s, out=s)
     s += 1
     return np.reciprocal(s, out=s)
 

@@ -46,7 +46,7 @@ def ssd_forward(x, dt, B, C, w, position, before, chunk: int, carry=ALONE):
     """Shapes as in `scan_forward` -> y, after, saved.  The last chunk may be shorter."""
     log = running_sum(dt * -np.exp(w["A_log"].astype(np.float64)), position, chunk)     # [B, S, M] float64
     parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
-    summaries = [summed_up("chunk states", c, c.X * c.to_end[..., None], c.B) for c in chunks]
+    summaries = [summed_up(c, c.X * c.to_end[..., None], c.B) for c in chunks]
     nothing = summary_of_state(np.zeros_like(before))
     here, on = carry.forward(merge, reduce(merge, summaries, nothing), summary_of_state(before))
     y, starts = w["skip"][:, None] * x, np.empty((len(chunks), *before.shape), x.dtype)
@@ -63,7 +63,7 @@ def ssd_backward(dy, dafter, saved, w, position, chunk: int, carry=ALONE):
     """dy like y, dafter like after -> (dx, ddt, dB, dC), dbefore, grads of A_log and skip."""
     x, dt, B, C, log, starts = (saved[name] for name in ("x", "dt", "B", "C", "log", "starts"))
     parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
-    summaries = [summed_up("chunk states", c, dy[:, part] * c.since_start[..., None], c.C) for part, c in zip(parts, chunks)]
+    summaries = [summed_up(c, dy[:, part] * c.since_start[..., None], c.C) for part, c in zip(parts, chunks)]
     nothing = summary_of_state(np.zeros_like(dafter))
     here, on = carry.backward(merge, reduce(merge, reversed(summaries), nothing), summary_of_state(dafter))
     totals = dX, dB, dC, dlog = [np.zeros_like(array) for array in (x, B, C, log)]
@@ -154,10 +154,10 @@ def product(name: str, a, b):
     return y
 
 
-def summed_up(name: str, c: Chunk, x, B) -> Summary:
+def summed_up(c: Chunk, x, B) -> Summary:
     """The summary of a chunk that adds the sum of x[t] B[t]' to the state; x [B, L, M, P], B [B, L, G, N]."""
     rows, _, heads, width = x.shape
-    state = product(name, by_group(x, B.shape[2]).swapaxes(2, 3), heads_first(B))   # [B, G, MP/G, N]
+    state = product("chunk states", by_group(x, B.shape[2]).swapaxes(2, 3), heads_first(B))     # [B, G, MP/G, N]
     return Summary(c.since_start[:, -1], state.reshape(rows, heads, width, B.shape[3]))
 
 

@@ -247,9 +247,14 @@ def _run_compositions(wire, situation):
 
 # The wire.
 
+def _pieces(wire, nbytes: int) -> list:
+    """The program of one rank: how the wire would cut a message."""
+    return pieces(nbytes)
+
+
 def pieces_cover(world, nbytes: int):
     """A message of any length is sent in pieces that MPI can count: one after another, none too long, nothing left out."""
-    cut, end = pieces(nbytes), 0
+    cut, end = world.run(_pieces, 1, nbytes)[0], 0
     for start, stop in cut:
         require(start == end, f"a message of {nbytes} bytes: a piece starts at {start}, and the one before ends at {end}")
         require(0 <= stop - start < 2**31, f"a message of {nbytes} bytes: a piece has {stop - start}, and MPI counts to {2**31 - 1}")

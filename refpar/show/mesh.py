@@ -45,17 +45,25 @@ def grid(layout: Layout) -> list[str]:
     *outer, inner = layout.order
     size, cell = getattr(layout, inner), len(str(layout.ranks - 1)) + len(inner) + 4
     shown = [axis for axis in outer if getattr(layout, axis) > 1]
-    lines, before = [], {}
+    indent = 2 + sum(len(axis) + 4 for axis in shown)
+    lines, before = [" " * indent + columns([f"{inner}={i}" for i in range(size)], cell, indent)], {}
     for rank in range(0, layout.ranks, size):
         where = coordinates(layout, rank)
-        new, label = False, ""
+        new, label = False, "  "
         for axis in shown:
             new = new or where[axis] != before.get(axis)
             label += f"{f'{axis}={where[axis]}' if new else '':<{len(axis) + 4}}"
-        lines.append("  " + label + "".join(f"{rank_at(layout, where | {inner: i}):>{cell}}" for i in range(size)))
+        lines.append(label + columns([str(rank_at(layout, where | {inner: i})) for i in range(size)], cell, indent))
         before = where
-    indent = sum(len(axis) + 4 for axis in shown)
-    return ["  " + " " * indent + "".join(f"{f'{inner}={i}':>{cell}}" for i in range(size)), *lines]
+    return lines
+
+
+def columns(words: list[str], cell: int, indent: int) -> str:
+    """Words in columns; the middle ones are left out where they would not fit."""
+    fit = (WIDTH - indent) // cell
+    if len(words) > fit:
+        words = [*words[:fit - 2], "...", words[len(words) - 1]]
+    return "".join(f"{word:>{cell}}" for word in words)
 
 
 def wrapped(head: str, lists: list[list[int]]) -> list[str]:
