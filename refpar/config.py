@@ -175,8 +175,8 @@ PRESETS: dict[str, Model] = {
 
 # How the presets that are made to learn are trained; a whole run on 2 cores, control included, takes minutes.
 TRAININGS: dict[str, Training] = {
-    "llama": Training(steps=300, rows=16, sequence=128, rate=3e-3),
-    "mamba2": Training(steps=300, rows=16, sequence=128, rate=3e-3),
+    "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
+    "mamba2": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
 
 

@@ -115,25 +115,26 @@ class Wrong(Exception):
 
 
 class Mine(NamedTuple):
-    """The reader's function, and ours, in whose place it stands."""
+    """The reader's function, and ours, in whose place it stands: in every module, and in the lesson's own names."""
     path: Path
     function: Callable
     ours: Callable
+    lesson: dict[str, Any]
 
     @contextmanager
     def in_place(self):
-        """Inside the block every module that has our function has the reader's."""
-        places = [(vars(module), name) for key, module in list(sys.modules.items()) if key.split(".")[0] in ("refpar", "__main__")
-                  for name, value in list(vars(module).items()) if value is self.ours]
-        for module, name in places:
-            module[name] = self.function
+        """Inside the block whoever has our function has the reader's."""
+        modules = [vars(module) for name, module in list(sys.modules.items()) if name.split(".")[0] == "refpar"]
+        places = [(names, name) for names in [*modules, self.lesson] for name, value in list(names.items()) if value is self.ours]
+        for names, name in places:
+            names[name] = self.function
         try:
             yield
         except Exception as error:
             raise self.wrong(error) from error
         finally:
-            for module, name in places:
-                module[name] = self.ours
+            for names, name in places:
+                names[name] = self.ours
 
     def wrong(self, error: Exception) -> Wrong:
         """The error as a sentence, with the innermost line of the reader's file that it went through."""
@@ -146,7 +147,7 @@ class Mine(NamedTuple):
         return Wrong(f"{type(error).__name__}: {first}{rank}", "\n".join([*more, where]))
 
 
-def load_mine(path: Path, ours: Callable) -> Mine:
+def load_mine(path: Path, ours: Callable, names: dict[str, Any]) -> Mine:
     """The function of our function's name in the reader's file; ValueError, one sentence, where there is none."""
     name = ours.__name__
     if not path.is_file():
@@ -165,7 +166,7 @@ def load_mine(path: Path, ours: Callable) -> Mine:
     if not callable(getattr(module, name, None)):
         raise ValueError(f"--mine: {path} must define a function {name}, and does not")
     function = getattr(module, name)
-    return Mine(path, watch.collective(function) if hasattr(ours, "__wrapped__") else function, ours)
+    return Mine(path, watch.collective(function) if hasattr(ours, "__wrapped__") else function, ours, names)
 
 
 class Page:
@@ -281,7 +282,7 @@ def main(teach: Callable, mine: Callable | None = None, faults: tuple = ()):
         world.leave(0)
     page, refusal = None, None
     try:
-        page = _page(world, parser.parse_args(), mine, faults)
+        page = _page(world, parser.parse_args(), teach, mine, faults)
     except ValueError as error:
         refusal = str(error)
     refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence]
@@ -295,7 +296,7 @@ def _say(wire, refusal: str | None) -> str | None:
     return refusal
 
 
-def _page(world, args, mine: Callable | None, faults: tuple) -> Page:
+def _page(world, args, teach: Callable, mine: Callable | None, faults: tuple) -> Page:
     """The page that the options ask for; ValueError, one sentence, where there is none."""
     ranks = world.size or 4
     if args.ranks is not None:
@@ -308,7 +309,7 @@ def _page(world, args, mine: Callable | None, faults: tuple) -> Page:
     known = {fault.name: fault for fault in faults}
     if name is not None and name not in known:
         raise ValueError(f"--fault: there is no fault {name!r} here; there are {', '.join(known)}")
-    return Page(world, ranks, args.show, load_mine(path, mine) if path else None, known[name] if name else None)
+    return Page(world, ranks, args.show, load_mine(path, mine, teach.__globals__) if path else None, known[name] if name else None)
 
 
 def _taught(page: Page, teach: Callable) -> int:

@@ -37,6 +37,8 @@ class Observer:
     def message(self, message: Message): ...
     def value(self, name: str, array): ...
     def held(self, kind: str, tree): ...
+    def began(self, axis: str, operation: str): ...
+    def ended(self, axis: str, operation: str): ...
 
 
 @contextmanager
@@ -81,11 +83,16 @@ def errand(axis: str | None = None, operation: str | None = None):
     """Name the axis and operation of the messages inside the block.  The outermost name of each wins: the messages
     of an all_reduce stay an all_reduce's, though it is made of a reduce_scatter and an all_gather."""
     was_axis, was_operation = _errand.get()
+    outermost = _observers.get() if operation and not was_operation else ()
     token = _errand.set((was_axis or axis, was_operation or operation))
+    for observer in outermost:
+        observer.began(axis, operation)
     try:
         yield
     finally:
         _errand.reset(token)
+        for observer in outermost:
+            observer.ended(axis, operation)
 
 
 def collective(function):

@@ -38,19 +38,21 @@ def inner(a, b) -> tuple[float, float]:
     return float(products.sum()), float(np.sqrt(np.square(products).sum()))
 
 
+def slope(function, inputs, path, direction, doutputs, h: float) -> float:
+    """The central difference of <doutputs, function> along a direction of one input."""
+    x = dict(paths(inputs))[path]
+    up, down = (inner(doutputs, function(replaced(inputs, path, x + step * direction)))[0] for step in (h, -h))
+    return (up - down) / (2 * h)
+
+
 def assert_derivative(function, inputs: dict, grads: dict, doutputs, rng):
     """function(inputs) -> outputs, nests of float64 arrays; grads: what backward gave for `doutputs`, named like inputs."""
-    grads = dict(paths(grads))
+    grads, size = dict(paths(grads)), inner(doutputs, function(inputs))[1]
     assert grads.keys() == dict(paths(inputs)).keys()
     for path, x in paths(inputs):
-        grad, name = grads[path], ".".join(path)
+        grad, name, direction = grads[path], ".".join(path), rng.standard_normal(x.shape)
         assert grad.shape == x.shape and grad.dtype == x.dtype, f"the gradient of {name} is {grad.dtype} {grad.shape}"
-        direction = rng.standard_normal(x.shape)
-
-        def slope(h):
-            up, down = (inner(doutputs, function(replaced(inputs, path, x + sign * h * direction)))[0] for sign in (1, -1))
-            return (up - down) / (2 * h)
-        measured = (4 * slope(STEP / 2) - slope(STEP)) / 3
+        coarse, fine = (slope(function, inputs, path, direction, doutputs, h) for h in (STEP, STEP / 2))
+        measured = (4 * fine - coarse) / 3
         told, addends = inner(grad, direction)
-        size = inner(doutputs, function(inputs))[1]
         assert abs(measured - told) <= ALLOWED * (size + addends), f"{name}: <grad, v> is {told:.9g}, differences say {measured:.9g}"

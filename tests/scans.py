@@ -4,9 +4,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from derivative import paths
 from hypothesis import strategies as st
 
 from refpar.corpus import Batch
+from refpar.oracle.equal import assert_equal
 
 
 class Sizes(NamedTuple):
@@ -68,3 +70,12 @@ def split(batch: Batch, cuts) -> list[Batch]:
     """The batch cut along its tokens: runs between 0, the cuts and the end."""
     edges = [0, *cuts, batch.tokens.shape[1]]
     return [batch.cut(columns=slice(a, b)) for a, b in zip(edges, edges[1:])]
+
+
+def assert_alike(got: dict, expected: dict, n: int):
+    """Two nests of the same names within the bound, whose scale is that of the largest array: they are made of one another."""
+    got, expected = dict(paths(got)), dict(paths(expected))
+    assert got.keys() == expected.keys()
+    scale = max([1, *(np.abs(array).max(initial=0) for array in expected.values())])
+    for path, array in got.items():
+        assert_equal(array, expected[path], n, scale=scale, name=".".join(path))

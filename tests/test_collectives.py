@@ -24,7 +24,8 @@ def test_counts(world):
 
 
 def test_repeats_itself_bitwise(world):
-    check(world, properties_comm.bitwise_repeatable, situations(world.size or MOST, dtypes=("float64", "float32", "float16")), EXAMPLES)
+    rounding = situations(world.size or MOST, dtypes=("float64", "float32", "float16"))
+    check(world, properties_comm.bitwise_repeatable, rounding, EXAMPLES)
 
 
 def test_float16_rounds_once(world):
@@ -33,7 +34,7 @@ def test_float16_rounds_once(world):
 
 @pytest.mark.parametrize("nbytes", [0, 1, 2**31 - 2, 2**31 - 1, 2**31, 2**32 - 2, 2**32 + 1, 2**40])
 def test_long_messages_are_cut(nbytes):
-    properties_comm.pieces_cover(None, nbytes)
+    properties_comm.pieces_cover(ThreadWorld(), nbytes)
 
 
 CORNERS = {
@@ -89,7 +90,7 @@ def program_that_refuses(wire, call):
 
 
 @pytest.mark.parametrize("call, sentence", [
-    (lambda axis: collectives.reduce_scatter(np.zeros(5), axis, 1), "reduce_scatter on world: dim 1 does not exist in an array of 1 dims"),
+    (lambda axis: collectives.reduce_scatter(np.zeros(5), axis, 1), "reduce_scatter on world: dim 1 does not exist in an array"),
     (lambda axis: collectives.reduce_scatter(np.zeros(5), axis, 0, (2, 2)), "sizes [2, 2] must be 3 lengths"),
     (lambda axis: collectives.reduce_scatter(np.zeros(5), axis, 0, (2, 2, 2)), "has length 5, and sizes [2, 2, 2] make it 6"),
     (lambda axis: collectives.all_gather(np.zeros((4, 3)), axis, -1, (2, 2, 2)), "has length 3, and sizes [2, 2, 2] make it 2"),
@@ -119,7 +120,8 @@ def program_held(wire):
     """Elements of scratch and results that each collective holds at its peak."""
     axis, peaks = Axis.world(wire), {}
     x = np.ones((12, 2), np.float32)
-    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis), "all_reduce": lambda: collectives.all_reduce(x, axis),
+    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis),
+                       "all_reduce": lambda: collectives.all_reduce(x, axis),
                        "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size),
                        "float16": lambda: collectives.reduce_scatter(x.astype(np.float16), axis)}.items():
         with watch.watching(watch.Ledger()) as ledger:

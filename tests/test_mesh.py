@@ -55,7 +55,8 @@ def test_as_a_rank_sees_it():
     assert results[5] == ("dp+cp", (1, 3, 5, 7), 2, 4, {"dp": 1, "pp": 0, "cp": 0, "tp": 1})
 
 
-@pytest.mark.parametrize("axes, sentence", [(("ep",), "'ep' is no axis; the axes are dp, pp, cp, tp"), (("dp", "dp"), "dp stands twice")])
+@pytest.mark.parametrize("axes, sentence", [
+    (("ep",), "'ep' is no axis; the axes are dp, pp, cp, tp"), (("dp", "dp"), "dp stands twice")])
 def test_axes_that_do_not_exist(axes, sentence):
     with pytest.raises(ValueError, match=sentence):
         groups(Layout(dp=2), *axes)

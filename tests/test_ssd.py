@@ -1,17 +1,18 @@
 """The selective scan: the recurrence by finite differences, the chunks by the recurrence, and the survey's count of operations."""
-import itertools
 
 import numpy as np
 import pytest
 from derivative import assert_derivative, drawn_like
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scans import Sizes, cast, positions, scan_inputs, sizes
+from scans import Sizes, assert_alike, cast, positions, scan_inputs, sizes
 
 from refpar import watch
 from refpar.nn.scan import Summary, group_of, merge, scan_backward, scan_forward, summary_of_state
 from refpar.nn.ssd import ssd_backward, ssd_forward
 from refpar.oracle.equal import assert_equal, compare
+
+SEQUENCES = ("x", "dt", "B", "C")               # of a scan's inputs, those with tokens
 
 
 def drawn(s, dtype=np.float64):
@@ -20,7 +21,7 @@ def drawn(s, dtype=np.float64):
 
 
 def run(forward, backward, inputs, position, d=None, **options):
-    """(outputs, gradients) of one form of the scan, both as nests; d: the gradients of the outputs."""
+    """(outputs, gradients) of one form of the scan, two nests; d: the gradients of the outputs."""
     y, after, saved = forward(**inputs, position=position, **options)
     d = d or {"y": np.ones_like(y), "after": np.ones_like(after)}
     (dx, ddt, dB, dC), dbefore, dw = backward(d["y"], d["after"], saved, inputs["w"], position, **options)
@@ -35,27 +36,11 @@ def chunks(inputs, position, chunk, d=None):
     return run(ssd_forward, ssd_backward, inputs, position, d, chunk=chunk)
 
 
-def assert_alike(got, expected, n):
-    """Every array within the bound, whose scale is that of the largest array: they are made of one another."""
-    scale = max(1, *(np.abs(array).max(initial=0) for tree in expected for array in flat(tree)))
-    for a, b in zip(got, expected, strict=True):
-        for (name, x), y in zip(named(a), flat(b), strict=True):
-            assert_equal(x, y, n, scale=scale, name=name)
-
-
-def flat(tree):
-    return [array for _, array in named(tree)]
-
-
-def named(tree):
-    for name, branch in tree.items():
-        yield from named(branch) if isinstance(branch, dict) else [(name, branch)]
-
-
 def addends(s):
     return max(1, s.B * s.S) * max(s.N, s.P, s.M)
 
 
+@settings(max_examples=20)
 @given(sizes())
 def test_derivative_of_the_recurrence(s):
     rng, inputs, position = drawn(s)
@@ -69,7 +54,8 @@ def test_derivative_of_the_recurrence(s):
 def test_chunks_are_the_recurrence(s):
     rng, inputs, position = drawn(s)
     d = drawn_like(recurrence(inputs, position)[0], rng)
-    assert_alike(chunks(inputs, position, s.L, d), recurrence(inputs, position, d), addends(s))
+    for got, expected in zip(chunks(inputs, position, s.L, d), recurrence(inputs, position, d)):
+        assert_alike(got, expected, addends(s))
 
 
 @given(sizes(), st.data())
@@ -80,21 +66,22 @@ def test_pieces_are_the_whole(s, data):
     d = drawn_like(recurrence(inputs, position)[0], rng)
     runs, before, ys = [], inputs["before"], []
     for a, b in zip(edges, edges[1:]):
-        piece = {name: inputs[name][:, a:b] for name in ("x", "dt", "B", "C")} | {"w": inputs["w"], "before": before}
+        piece = {name: inputs[name][:, a:b] for name in SEQUENCES} | {"w": inputs["w"], "before": before}
         y, before, saved = ssd_forward(**piece, position=position[:, a:b], chunk=s.L)
         runs.append((a, b, saved))
         ys.append(y)
     outputs = {"y": np.concatenate(ys, axis=1), "after": before}
 
-    grads = {name: np.zeros_like(inputs[name]) for name in ("x", "dt", "B", "C")}
+    grads = {name: np.zeros_like(inputs[name]) for name in SEQUENCES}
     grads["w"] = {name: np.zeros(s.M) for name in ("A_log", "skip")}
     dafter = d["after"]
     for a, b, saved in reversed(runs):
         inner, dafter, dw = ssd_backward(d["y"][:, a:b], dafter, saved, inputs["w"], position[:, a:b], s.L)
-        for name, grad in zip(("x", "dt", "B", "C"), inner):
+        for name, grad in zip(SEQUENCES, inner):
             grads[name][:, a:b] = grad
         grads["w"] = {name: grads["w"][name] + dw[name] for name in dw}
-    assert_alike((outputs, grads | {"before": dafter}), recurrence(inputs, position, d), addends(s))
+    for got, expected in zip((outputs, grads | {"before": dafter}), recurrence(inputs, position, d)):
+        assert_alike(got, expected, addends(s))
 
 
 @given(sizes())
@@ -102,17 +89,17 @@ def test_a_document_does_not_see_its_neighbour(s):
     """Bitwise, forward and backward, whatever the other documents hold and however strongly they decay."""
     rng, inputs, position = drawn(s)
     begun = np.cumsum(position == 0, axis=1)
-    mine = (begun == begun.max(initial=0)) & (begun > 0)                            # the last documents, all of them begun in the row
+    mine = (begun == begun.max(initial=0)) & (begun > 0)        # the last documents, all of them begun in the row
     noise = scan_inputs(rng, s)
     other = {name: np.where(mine.reshape(mine.shape + (1,) * (inputs[name].ndim - 2)), inputs[name], 100 * noise[name])
-             for name in ("x", "dt", "B", "C")} | {"w": inputs["w"], "before": 100 * noise["before"]}
+             for name in SEQUENCES} | {"w": inputs["w"], "before": 100 * noise["before"]}
     dy = np.where(mine[..., None, None], rng.standard_normal(inputs["x"].shape), 0)
     d = {"y": dy, "after": np.zeros_like(inputs["before"])}
     results = []
     for case in (inputs, other):
         outputs, grads = chunks(case, position, s.L, d)
-        results.append([outputs["y"][mine], *(grads[name][mine] for name in ("x", "dt", "B", "C"))])
-        assert not any(grads[name][~mine].any() for name in ("x", "dt", "B", "C"))
+        results.append([outputs["y"][mine], *(grads[name][mine] for name in SEQUENCES)])
+        assert not any(grads[name][~mine].any() for name in SEQUENCES)
         assert not grads["before"].any()
     assert all(np.array_equal(a, b) for a, b in zip(*results))
 
@@ -120,10 +107,10 @@ def test_a_document_does_not_see_its_neighbour(s):
 @given(sizes(), st.data())
 def test_causal(s, data):
     """A change at token t leaves all outputs before t bitwise alone, and changes that at t."""
-    rng, inputs, position = drawn(s._replace(S=max(s.S, 1)))
+    _, inputs, position = drawn(s._replace(S=max(s.S, 1)))
     t = data.draw(st.integers(0, position.shape[1] - 1))
     changed = dict(inputs)
-    for name in ("x", "dt", "B", "C"):
+    for name in SEQUENCES:
         changed[name] = inputs[name].copy()
         changed[name][:, t] *= 1.5
     a, b = (chunks(case, position, s.L)[0]["y"] for case in (inputs, changed))
@@ -135,12 +122,12 @@ def test_causal(s, data):
 def test_a_row_alone_is_as_in_a_batch(s):
     """No shortcut for one row."""
     _, inputs, position = drawn(s)
-    whole = chunks(inputs, position, s.L)
+    whole, _ = chunks(inputs, position, s.L)
     for b in range(s.B):
         row = slice(b, b + 1)
         alone = {name: array if name == "w" else array[row] for name, array in inputs.items()}
-        got = chunks(alone, position[row], s.L)
-        assert_alike(got[:1], [{name: array[row] for name, array in whole[0].items()}], addends(s))
+        got, _ = chunks(alone, position[row], s.L)
+        assert_alike(got, {name: array[row] for name, array in whole.items()}, addends(s))
 
 
 def test_padding_behind_is_its_own_document():
@@ -153,10 +140,12 @@ def test_padding_behind_is_its_own_document():
     d = {"y": np.where(real[..., None, None], rng.standard_normal(inputs["x"].shape), 0), "after": np.zeros_like(inputs["before"])}
     outputs, grads = chunks(inputs, position, s.L, d)
     for b, n in enumerate(lengths):
-        alone = {name: array if name == "w" else array[b:b + 1, :n] for name, array in inputs.items()} | {"before": inputs["before"][b:b + 1]}
-        y, g = chunks(alone, position[b:b + 1, :n], s.L, {"y": d["y"][b:b + 1, :n], "after": d["after"][b:b + 1]})
-        assert_alike([{"y": outputs["y"][b:b + 1, :n]}, {name: grads[name][b:b + 1, :n] for name in ("x", "dt", "B", "C")}],
-                     [{"y": y["y"]}, {name: g[name] for name in ("x", "dt", "B", "C")}], addends(s))
+        row = slice(b, b + 1)
+        alone = {name: inputs[name][row, :n] for name in SEQUENCES} | {"w": inputs["w"], "before": inputs["before"][row]}
+        outputs_alone, grads_alone = chunks(alone, position[row, :n], s.L, {"y": d["y"][row, :n], "after": d["after"][row]})
+        assert_alike({"y": outputs["y"][row, :n]}, {"y": outputs_alone["y"]}, addends(s))
+        real_grads = {name: grads[name][row, :n] for name in SEQUENCES}
+        assert_alike(real_grads, {name: grads_alone[name] for name in SEQUENCES}, addends(s))
 
 
 @given(st.integers(0, 10**6))
@@ -203,21 +192,27 @@ def test_float32_keeps_its_digits(steepest, fastest):
 @given(sizes())
 def test_float32_stays(s):
     _, inputs, position = drawn(s, np.float32)
-    for outputs, grads in (recurrence(inputs, position), chunks(inputs, position, s.L)):
-        assert {array.dtype for array in itertools.chain(flat(outputs), flat(grads))} == {np.dtype(np.float32)}
+    for results in (recurrence(inputs, position), chunks(inputs, position, s.L)):
+        assert {array.dtype for array in watch.arrays_of(results)} == {np.dtype(np.float32)}
 
 
+@settings(max_examples=40)
 @given(sizes())
 def test_operations_are_the_survey_s(s):
-    """Section 5.1 of the survey, term by term, for c whole chunks in b rows; but C B' is made once for a group, not for each head."""
-    b, c, l, h, p, n, g = s.B, s.S // s.L, s.L, s.M, s.P, s.N, s.G
-    s = s._replace(S=c * l)
+    """Section 5.1 of the survey, term by term, for whole chunks; but C B' is made once for each group, and the survey's h stands
+    for heads: it repeats B and C."""
+    L = s.L
+    c = s.S // L
+    s = s._replace(S=c * L)
     _, inputs, position = drawn(s)
     with watch.watching(watch.Ledger()) as forward:
-        y, after, saved = ssd_forward(**inputs, position=position, chunk=l)
+        y, after, saved = ssd_forward(**inputs, position=position, chunk=L)
     with watch.watching(watch.Ledger()) as backward:
-        ssd_backward(y, after, saved, inputs["w"], position, l)
-    terms = {"C B'": 2 * b * c * g * l * l * n, "(C B' o decay) X": 2 * b * c * h * l * l * p, "chunk states": 2 * b * c * h * l * p * n,
-             "inter-chunk": 2 * b * c * h * p * n, "C h": 2 * b * c * h * p * n * l}
+        ssd_backward(y, after, saved, inputs["w"], position, L)
+    chunks = 2 * s.B * c
+    terms = {"C B'": chunks * s.G * L * L * s.N, "(C B' o decay) X": chunks * s.M * L * L * s.P,
+             "chunk states": chunks * s.M * L * s.P * s.N, "inter-chunk": chunks * s.M * s.P * s.N,
+             "C h": chunks * s.M * s.P * s.N * L}
     assert forward.flops == {name: flops for name, flops in terms.items() if c}
-    assert sum(backward.flops.values()) == 3 * terms["C B'"] + 2 * terms["(C B' o decay) X"] + 5 * terms["C h"] + terms["inter-chunk"]
+    times = {"C B'": 3, "(C B' o decay) X": 2, "chunk states": 3, "inter-chunk": 1, "C h": 2}
+    assert backward.flops == {name: times[name] * flops for name, flops in terms.items() if c}

@@ -33,7 +33,8 @@ def another_dtype(wire):
 
 
 def test_another_dtype_than_was_sent():
-    with pytest.raises(ValueError, match=r"receives 3 x int32 \(12 bytes\) from rank 0, tag 0, which sent 3 x float32 \(12 bytes\)"):
+    sentence = r"receives 3 x int32 \(12 bytes\) from rank 0, tag 0, which sent 3 x float32 \(12 bytes\)"
+    with pytest.raises(ValueError, match=sentence):
         ThreadWorld().run(another_dtype, 1)
 
 

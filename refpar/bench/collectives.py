@@ -32,7 +32,8 @@ class Operation(NamedTuple):
 OPERATIONS: dict[str, Operation] = {
     "all_reduce": Operation(all_reduce, lambda x, out, comm: comm.Allreduce(x, out)),
     "reduce_scatter": Operation(reduce_scatter, lambda x, out, comm: comm.Reduce_scatter_block(x, out[0])),
-    "all_gather": Operation(lambda x, axis: all_gather(x[:1], axis, 0, [1] * axis.size), lambda x, out, comm: comm.Allgather(x[0], out)),
+    "all_gather": Operation(lambda x, axis: all_gather(x[:1], axis, 0, [1] * axis.size),
+                            lambda x, out, comm: comm.Allgather(x[0], out)),
     "all_to_all": Operation(lambda x, axis: exchange(list(x), axis, [x[0].shape] * axis.size),
                             lambda x, out, comm: comm.Alltoall(x, out)),
     "broadcast": Operation(trees.broadcast, lambda x, out, comm: comm.Bcast(x)),
@@ -68,7 +69,7 @@ def measure(world, name: str, nbytes: int, ranks: int, beside: bool) -> tuple[fl
     return ours, library, median(one / other for one, other in slowest.tolist()) if beside else 0.0
 
 
-def run(world, args=None) -> int:
+def run(world) -> int:
     """Print the table, on the rank that prints; the exit status.  All ranks of the world take part (4 where it has any number)."""
     ranks, beside = world.size or 4, world.kind == "processes"
     say = print if world.main else lambda *words, **options: None

@@ -101,8 +101,8 @@ def _sum_around(flat, parts, axis, out):
 def _sum_directly(flat, parts, axis, out):
     """Reduce-scatter by exchange, for float16: every rank sends its addend of part j straight to rank j, which rounds once.
 
-    A ring would round to 11 bits at each hop, and the error grow with the ranks.  Here p-1 messages and (p-1)/p T elements travel as
-    in the ring, still as float16; their sum in float64 is exact for up to 2**13 ranks, and one rounding remains.
+    A ring would round to 11 bits at each hop, and the error grow with the ranks.  Here p-1 messages and (p-1)/p T elements travel
+    as in the ring, still as float16; their sum in float64 is exact for up to 2**13 ranks, and one rounding remains.
     """
     addends = _swap([flat[part] for part in parts], [out.shape] * axis.size, axis)
     out[...] = np.sum(addends, axis=0, dtype=np.float64)
@@ -131,7 +131,7 @@ def exchange(blocks, axis, shapes):
     Messages p-1; elements all but the own block; time (p-1) alpha + (p-1)/p n beta, for n bytes of blocks on each rank.
     """
     if len(blocks) != axis.size or len(shapes) != axis.size:
-        raise ValueError(f"exchange on {axis.name}: {len(blocks)} blocks and {len(shapes)} shapes must be {axis.size}, one for each rank")
+        raise ValueError(f"exchange on {axis.name}: {len(blocks)} blocks and {len(shapes)} shapes must be {axis.size}, one a rank")
     if tuple(shapes[axis.index]) != blocks[axis.index].shape:
         raise ValueError(f"exchange on {axis.name}: rank {axis.index} keeps a block of shape {list(blocks[axis.index].shape)}, and "
                          f"shapes make it {list(shapes[axis.index])}")

@@ -30,6 +30,7 @@ from refpar.comm.report import WIRES, place
 from refpar.comm.wire import LIMIT, Aborted, Wire, bytes_of, gather_objects, pieces, require_received, share_object
 
 NAP = 20e-6             # seconds between two tests of a wait
+DRAIN = 0.25            # seconds for mpiexec to pass on what a failed rank printed: it drops what it has not read when it aborts
 LONG_NAP = 2e-4         # the same, once it has lasted for a TICK
 
 
@@ -174,4 +175,5 @@ def end_all(error: BaseException):
     sys.stdout.flush()
     sys.stderr.write(f"--- rank {rank} of {size} failed; ending all ranks\n{text}")
     sys.stderr.flush()
+    time.sleep(DRAIN)
     MPI.COMM_WORLD.Abort(1)

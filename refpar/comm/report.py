@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-WIRES = {os.path.join(os.path.dirname(__file__), name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py", "report.py")}
+ROOM = os.path.dirname(__file__)
+WIRES = {os.path.join(ROOM, name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py", "report.py")}
 
 
 class Wait(NamedTuple):
@@ -56,7 +57,7 @@ def place(frame) -> str:
 
 
 def leftovers(books: list[dict]) -> list[str]:
-    """One line for each (sender, receiver, tag) whose books differ.  books: of each rank that has returned, as a wire keeps them."""
+    """One line for each (sender, receiver, tag) whose books differ.  books: `Wire.books` of every rank, all having returned."""
     found = []
     for rank, mine in enumerate(books):
         for (way, peer, tag), (messages, nbytes) in sorted(mine.items()):

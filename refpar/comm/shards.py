@@ -33,8 +33,8 @@ def checked(call: str, x, dim: int, sizes, axis, whole: bool) -> tuple[int, list
         raise ValueError(f"{call} on {axis.name}: sizes {sizes} must be {axis.size} lengths of at least 0, one for each rank")
     expected = sum(sizes) if whole else sizes[axis.index]
     if x.shape[dim] != expected:
-        raise ValueError(f"{call} on {axis.name}: dim {dim} of index {axis.index} has length {x.shape[dim]}, and sizes {sizes} make it "
-                         f"{expected}")
+        raise ValueError(f"{call} on {axis.name}: dim {dim} of index {axis.index} has length {x.shape[dim]}, and sizes {sizes} "
+                         f"make it {expected}")
     return dim, sizes
 
 

@@ -139,7 +139,8 @@ class Row(NamedTuple):
 SURVEY: dict[str, Row] = {
     "reduce": Row("(N-1) T", "ceil(log2 N) T", "the survey's root hears from each rank, ours from its children in a tree",
                   "received by the root", lambda n, t: (n - 1).bit_length() * t),
-    "gather": Row("(N-1) T", "(N-1)/N T", "the survey's T is one rank's part", "received by the root", lambda n, t: (n - 1) * t / n),
+    "gather": Row("(N-1) T", "(N-1)/N T", "the survey's T is one rank's part", "received by the root",
+                  lambda n, t: (n - 1) * t / n),
     "all_gather": Row("(N-1) T/N", "(N-1)/N T", "the survey says that its T is the size before the operation, one rank's part; the "
                       "formula holds for the whole", "sent by each", lambda n, t: (n - 1) * t / n),
     "reduce_scatter": Row("(N-1) T/N", "(N-1)/N T", "none", "sent by each", lambda n, t: (n - 1) * t / n),

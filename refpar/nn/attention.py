@@ -29,9 +29,9 @@ class Places(NamedTuple):
     index: np.ndarray
 
 
-def places(of) -> Places:
+def places(batch) -> Places:
     """The places of a batch's tokens."""
-    return Places(of.document, of.position, of.index)
+    return Places(batch.document, batch.position, batch.index)
 
 
 def visible(queries: Places, keys: Places) -> np.ndarray:

@@ -108,7 +108,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
 
 # ---------------------------------------------------------------------------------------------------------------- the layer
 
-def mamba2_layer(config: Model, seams: Seams = Seams()) -> Layer:
+def mamba2_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
     scan = left_out() if config.cut else chunked(config.chunk, seams.carry)
     mixing = seams.mix or mix(config, seams.carry, scan)

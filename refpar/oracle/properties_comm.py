@@ -81,7 +81,7 @@ def _check_group(layout, axes, group, results):
     for index, rank in enumerate(group):
         ranks, mine, before = results[rank][axes]
         require(list(ranks) == group and mine == index,
-                f"rank {rank} takes {list(ranks)} for its group on {name} and {mine} for its index, and they are {group} and {index}")
+                f"rank {rank} takes {list(ranks)} for its group on {name} and {mine} for its index; they are {group} and {index}")
         theirs = coordinates(layout, group[index - 1])
         require(dict(zip(AXES, before.tolist())) == theirs,
                 f"on {name} rank {rank} heard from {before.tolist()} (dp, pp, cp, tp), and its neighbour stands at {theirs}")
@@ -140,7 +140,8 @@ def collective_counts(world, situation: CommSituation):
                 promised = {"messages": sent, "bytes": elements * size, "messages_received": received,
                             "bytes_received": elements_received * size}
                 _, counted, of_all_kinds = found[index][name]
-                require(counted == promised, f"{name} on rank {rank}: the ledger has {counted}, the formulas {promised}, in {situation}")
+                require(counted == promised,
+                        f"{name} on rank {rank}: the ledger has {counted}, the formulas {promised}, in {situation}")
                 require(of_all_kinds == sent + received,
                         f"{name} on rank {rank}: {of_all_kinds} messages, of which {sent + received} are booked under its name")
         for name in ("all_reduce", "reduce_scatter", "all_gather"):
@@ -257,7 +258,8 @@ def pieces_cover(world, nbytes: int):
     cut, end = world.run(_pieces, 1, nbytes)[0], 0
     for start, stop in cut:
         require(start == end, f"a message of {nbytes} bytes: a piece starts at {start}, and the one before ends at {end}")
-        require(0 <= stop - start < 2**31, f"a message of {nbytes} bytes: a piece has {stop - start}, and MPI counts to {2**31 - 1}")
+        require(0 <= stop - start < 2**31,
+                f"a message of {nbytes} bytes: a piece has {stop - start}, and MPI counts to {2**31 - 1}")
         end = stop
     require(end == nbytes, f"a message of {nbytes} bytes: its pieces end at {end}")
     require(len(cut) == max(-(-nbytes // (2**31 - 1)), 1), f"a message of {nbytes} bytes: it is cut into {len(cut)} pieces")

@@ -1,4 +1,4 @@
-"""Records a small Mamba-2 model run by PyTorch in float64: mamba2.npz, with which `test_mamba2.py` compares ours.
+"""Records a small Mamba-2 model run by PyTorch in float64: mamba2.npz, with which `test_recordings.py` compares ours.
 
     python tests/recordings/record_mamba2.py            (needs torch)
 

@@ -1,0 +1,178 @@
+"""The lessons: on threads and on processes, step by step, with a reader's own function, with a fault, and with bad input."""
+import importlib.util
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pool.mpipool import ENVIRONMENT, mpiexec
+from refpar.oracle.faults import NORMALISATION
+
+ROOT = Path(__file__).parents[1]
+LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "lessons" / "01_collectives_from_nothing.py",
+           "03": ROOT / "lessons" / "03_data_parallel.py"}
+ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "03": "03_reduce_gradients.py"}
+
+spec = importlib.util.spec_from_file_location("record", ROOT / "docs" / "record.py")
+record = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(record)
+
+
+@pytest.fixture
+def lesson(monkeypatch, capsys):
+    """Run a lesson in this process, on threads: exit status, stdout, stderr."""
+    def run(number: str, *options):
+        monkeypatch.setattr(sys, "argv", [str(LESSONS[number]), *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(LESSONS[number]), run_name="__main__")
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+    return run
+
+
+def on_processes(number: str, *options, ranks=4, module=True):
+    """Run a lesson by mpiexec."""
+    how = ["-m", "mpi4py"] if module else []
+    run = subprocess.run([mpiexec(), "-n", str(ranks), sys.executable, *how, LESSONS[number], *map(str, options)], capture_output=True,
+                         text=True, timeout=60, env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)})
+    return run.returncode, run.stdout, run.stderr
+
+
+def verdict(out: str) -> str:
+    """The one verdict line, which is the last."""
+    found = [line for line in out.splitlines() if line.startswith("VERDICT")]
+    assert len(found) == 1 and out.splitlines().pop() == found[0]
+    return found[0]
+
+
+def body(text: str) -> str:
+    """Without the lines that name the command and the world."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("$", "world:")))
+
+
+@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_threads(lesson, number, ranks):
+    status, out, err = lesson(number, "--ranks", ranks)
+    assert (status, err) == (0, "") and "green" in verdict(out) and "WRONG" not in out
+
+
+@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("module", [True, False])
+def test_processes_print_what_threads_print(mpi, number, module):
+    status, out, _ = on_processes(number, module=module)
+    assert status == 0
+    assert record.difference(body((record.RUNS / f"lesson{number}.txt").read_text()), body(out)) is None
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_show_adds_a_line_for_each_message(lesson, number):
+    _, plain, _ = lesson(number)
+    status, shown, _ = lesson(number, "--show")
+    steps = [line for line in shown.splitlines() if line.startswith("  round")]
+    assert status == 0 and [line for line in shown.splitlines() if line not in steps] == plain.splitlines()
+    assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "03": 3 * 24}[number]
+    assert all(" -> rank " in line and "bytes" in line for line in steps)
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_mine_right(lesson, number):
+    status, out, _ = lesson(number, "--mine", ROOT / "docs" / "answers" / ANSWERS[number])
+    assert status == 0 and "judged by the properties" in out and "green" in verdict(out)
+
+
+WRONG = {
+    "00": "def broadcast(x, axis, root=0):\n    return x\n",
+    "01": "def all_reduce(x, axis):\n    return x * axis.size\n",
+    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads\n"}
+CRASH = {
+    "00": "def broadcast(x, axis, root=0):\n    return x.nothing\n",
+    "01": "import numpy as np\n\ndef all_reduce(x, axis):\n    axis.recv(np.empty(1), axis.size)\n",
+    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads['nothing']\n"}
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_mine_wrong(lesson, tmp_path, number):
+    (tmp_path / "mine.py").write_text(WRONG[number])
+    status, out, _ = lesson(number, "--mine", tmp_path / "mine.py")
+    assert status == 1 and "red" in verdict(out)
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_mine_crashing(lesson, tmp_path, number):
+    (tmp_path / "mine.py").write_text(CRASH[number])
+    status, out, err = lesson(number, "--mine", tmp_path / "mine.py")
+    assert status == 1 and "Traceback" not in out + err
+    assert "VERDICT: red. mine.py: " in verdict(out) and f"mine.py, line {CRASH[number].count(chr(10))}, in " in out
+
+
+def test_mine_waiting_for_ever_is_named(lesson, tmp_path):
+    (tmp_path / "mine.py").write_text("import numpy as np\n\ndef all_reduce(x, axis):\n    axis.recv(np.empty_like(x), (axis.index - 1) % axis.size)\n")
+    status, out, _ = lesson("01", "--mine", tmp_path / "mine.py")
+    assert status == 1 and "deadlock" in verdict(out) and "mine.py line 4, in all_reduce" in out and "0 -> 3 -> 2 -> 1 -> 0" in out
+
+
+def test_mine_that_sends_too_much_is_told_so(lesson, tmp_path):
+    (tmp_path / "mine.py").write_text(LESSONS["01"].read_text().replace("def all_reduce_over_root", "def all_reduce"))
+    status, out, _ = lesson("01", "--mine", tmp_path / "mine.py")
+    assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "collective_means holds" in out
+
+
+@pytest.mark.parametrize("text, status", [(None, 0), (CRASH["01"], 1)])
+def test_mine_on_processes(mpi, tmp_path, text, status):
+    path = ROOT / "docs" / "answers" / ANSWERS["01"]
+    if text:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+    ended, out, err = on_processes("01", "--mine", path, ranks=3)
+    assert ended == status and ("green" if status == 0 else "mine.py, line 4, in all_reduce") in out and verdict(out), err
+
+
+@pytest.mark.parametrize("fault", [fault.name for fault in NORMALISATION])
+def test_a_fault_ends_red(lesson, fault):
+    status, out, _ = lesson("03", "--fault", fault)
+    assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out
+    assert lesson("03")[0] == 0, "the fault is gone with its run"
+
+
+def test_a_fault_on_processes(mpi):
+    status, out, _ = on_processes("03", "--fault", "local-count")
+    assert status == 1
+    assert record.difference(body((record.RUNS / "lesson03_fault.txt").read_text()), body(out)) is None
+
+
+@pytest.mark.parametrize("number, options, words", [
+    ("00", ["--ranks", "0"], "at least 1"), ("00", ["--ranks", "two"], "whole number"), ("00", ["--steps"], "--steps"),
+    ("01", ["--mine", "nowhere.py"], "no file nowhere.py"), ("01", ["--mine", str(LESSONS["00"].with_name("text.txt"))], "Python"),
+    ("01", ["--mine", str(LESSONS["00"])], "must define a function all_reduce"), ("03", ["--fault", "none"], "mean-of-means")])
+def test_bad_input(lesson, number, options, words):
+    status, out, err = lesson(number, *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and words in err
+
+
+def test_bad_input_on_processes(mpi):
+    status, out, err = on_processes("00", "--ranks", 3, ranks=2)
+    assert (status, out) == (2, "") and err.count("mpiexec has started 2 processes") == 1
+
+
+def test_help(lesson):
+    status, out, _ = lesson("03", "--help")
+    assert status == 0 and "--mine FILE" in out and "mean-of-means" in out and "What:" in out
+
+
+def test_recorded_runs():
+    """The book shows what the programs print."""
+    for name in record.COMMANDS:
+        found = record.difference((record.RUNS / name).read_text(), record.recorded(name))
+        assert found is None, f"docs/runs/{name} differs in {found}; `python docs/record.py` records it anew"
+    assert {path.name for path in record.RUNS.iterdir()} == set(record.COMMANDS)
+
+
+@pytest.mark.parametrize("old, new, same", [
+    ("loss 5.547  on 4", "loss 5.548 on 4", True), ("loss 5.547", "loss 5.549", False), ("4 ranks", "5 ranks", False),
+    ("x 1.20e-05", "x 1.21e-05", True), ("x 1.20e-05", "x 1.22e-05", False), ("ok", "WRONG", False), ("x -0.10", "x 0.10", False)])
+def test_runs_agree_in_words_and_within_the_printed_digits(old, new, same):
+    assert record.agree(old, new) is same

@@ -1,0 +1,71 @@
+"""Both models are what PyTorch recorded: logits, loss, every gradient and its norm, and the weights after three AdamW steps.
+
+The scripts `recordings/record_*.py`, which know nothing of refpar, made the files.
+"""
+from pathlib import Path
+
+import numpy as np
+import pytest
+from derivative import paths
+
+from refpar.config import Model, Training
+from refpar.corpus import Batch
+from refpar.nn import chain as chains
+from refpar.nn.build import build
+from refpar.nn.gradient import loss_and_gradients
+from refpar.nn.optimizer import clipped, squared, updated
+from refpar.oracle.equal import assert_equal
+
+LLAMA = dict(blocks=2, vocab=13, width=7, heads=4, kv_heads=2, head_width=4, ffn=5, rope_base=50.0, norm_eps=1e-4)
+MAMBA2 = dict(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3, norm_eps=1e-4)
+TRAINING = Training(rate=1e-2, decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip=0.5, dtype="float64")
+
+CASES = {                                       # file, what its names begin with, our model
+    "llama": ("llama", "untied/", Model(**LLAMA)),
+    "llama, tied": ("llama", "tied/", Model(tied=True, **LLAMA)),
+    "mamba2, in chunks": ("mamba2", "", Model(chunk=5, **MAMBA2)),
+    "mamba2, in one chunk": ("mamba2", "", Model(chunk=64, **MAMBA2)),
+}
+
+
+def nest(file, begin: str, layers) -> dict:
+    """"weights/1.mamba2.z" -> {"1.mamba2": {"z": array}}, with a place for each layer, also one without parameters."""
+    tree = {layer: {} for layer in layers}
+    for name in file.files:
+        if name.startswith(begin):
+            layer, parameter = name.removeprefix(begin).rsplit(".", 1)
+            tree[layer][parameter] = file[name]
+    return tree
+
+
+def assert_alike(got: dict, expected: dict, n: int):
+    """Two nests of the same names, each array within its own bound."""
+    got, expected = dict(paths(got)), dict(paths(expected))
+    assert got.keys() == expected.keys()
+    for path in got:
+        assert_equal(got[path], expected[path], n, name=".".join(path))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_pytorch_recorded(case):
+    name, begin, model = CASES[case]
+    file, chain = np.load(Path(__file__).with_name("recordings") / f"{name}.npz"), build(model)
+    layers = [layer for layer, _ in chain.layers]
+    position = file["position"]
+    batch = Batch(file["tokens"], file["targets"], position, np.cumsum(position == 0, axis=1), np.arange(position.size).reshape(position.shape))
+    n = position.size * model.vocab
+
+    weights = nest(file, f"{begin}weights/", layers)
+    logits, _, _ = chains.forward(chain, batch.tokens, weights, batch, chains.start(chain, weights, batch))
+    assert_equal(logits, file[f"{begin}logits"], n)
+    m, v = ({layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in weights.items()} for _ in "mv")
+    state = weights, m, v, 0
+    for step, (loss, norm) in enumerate(zip(file[f"{begin}losses"], file[f"{begin}norms"])):
+        own_loss, grads = loss_and_gradients(chain, state[0], batch, batch.count)
+        if step == 0:
+            assert_alike(grads, nest(file, f"{begin}gradients/", layers), n)
+        own_norm = np.sqrt(sum(squared(grad) for _, grad in paths(grads)))
+        assert_equal(own_loss / batch.count, loss, n)
+        assert_equal(own_norm, norm, n)
+        state = updated(state[0], clipped(grads, own_norm, TRAINING.clip), *state[1:], TRAINING.rate, TRAINING)
+    assert_alike(state[0], nest(file, f"{begin}after/", layers), n)
