@@ -164,7 +164,7 @@ def row(x) -> str:
 def situations() -> list[CommSituation]:
     """Where your all_reduce is judged: 1 to 5 ranks; arrays that cut evenly, unevenly, and not at all."""
     return [CommSituation(Layout(dp=p), ("dp",), shape, 0, tuple(shares(shape[0], p)), 1, tuple(shares(shape[1], p)), dtype, strided=strided)
-            for p in range(1, 6) for shape, dtype, strided in (((4, 15), "int64", False), ((7, 3), "float64", True), ((0, 3), "float64", False))]
+            for p in (1, 2, 3, 5) for shape, dtype, strided in (((4, 15), "int64", False), ((7, 3), "float64", True), ((0, 3), "float64", False))]
 
 
 if __name__ == "__main__":

@@ -197,10 +197,9 @@ class Page:
             self.check(True, f"{self.mine.path.name}: {prove.__name__} holds in {len(situations)} situations")
 
     def _on_each_world(self, act: Callable):
-        """act(world) on the world; with the reader's function on threads before that, some of them in another order of ranks,
-        where every send waits for its receiver."""
-        before = [ThreadWorld(), ThreadWorld(seed=1, eager=0)] if self.mine else []
-        for world in [*before, self.world]:
+        """act(world) on the world; with the reader's function first on strict threads, which take turns at every message, and where
+        every send waits for its receiver."""
+        for world in [*[ThreadWorld(seed=1, eager=0)] * bool(self.mine), self.world]:
             with self.mine.in_place() if self.mine else nothing():
                 result = act(PlantedWorld(world, self.fault) if self.fault else world)
         return result

@@ -116,9 +116,10 @@ def test_mine_waiting_for_ever_is_named(lesson, tmp_path):
 
 
 def test_mine_that_sends_too_much_is_told_so(lesson, tmp_path):
-    (tmp_path / "mine.py").write_text(LESSONS["01"].read_text().replace("def all_reduce_over_root", "def all_reduce"))
+    (tmp_path / "mine.py").write_text("from refpar.comm.trees import broadcast, reduce\n\ndef all_reduce(x, axis):\n"
+                                      "    total = reduce(x, axis)\n    return broadcast(x if total is None else total, axis)\n")
     status, out, _ = lesson("01", "--mine", tmp_path / "mine.py")
-    assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "collective_means holds" in out
+    assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "bitwise_repeatable holds" in out
 
 
 @pytest.mark.parametrize("text, status", [(None, 0), (CRASH["01"], 1)])
@@ -135,7 +136,6 @@ def test_mine_on_processes(mpi, tmp_path, text, status):
 def test_a_fault_ends_red(lesson, fault):
     status, out, _ = lesson("03", "--fault", fault)
     assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out
-    assert lesson("03")[0] == 0, "the fault is gone with its run"
 
 
 def test_a_fault_on_processes(mpi):

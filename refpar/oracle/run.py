@@ -116,7 +116,8 @@ def run_sharded(wire, situation: Situation) -> Run:
         for number in range(training.steps):
             rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
             state, report = train_step(chain, state, [situation.batch(number, part) for part in rows], mesh, training)
-            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), points.gradients, state)
+            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(),
+                        points.gradients, state)
             digests.append({name: digest(array) for name, array in leaves({"gradient": step.gradients, **state._asdict()})})
             steps.append(step if dp.index == 0 else step._replace(gradients={}, state=None))
     sent = {key[1:]: (ledger.messages[key], ledger.bytes[key]) for key in ledger.messages if key[0] == "send"}
