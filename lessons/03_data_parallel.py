@@ -31,7 +31,8 @@ from refpar.parallel.data import accumulate, count_targets, reduce_gradients, su
 from refpar.train import State, rate_of, train_step
 
 MODEL = Model(blocks=1, width=8, heads=2, kv_heads=1, head_width=4, ffn=12)
-TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sgd", rate=0.1, warmup=0, decay=0.0, clip=0.0, dtype="float64")
+TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sgd", rate=0.1, warmup=0, decay=0.0, clip=0.0,
+                    dtype="float64")
 MASKED = (0, 20, 24, 12, 22, 2, 23)         # of each row the first so many targets do not count: all of row 2
 ROWS = (7, 7, 5)                            # of steps 0, 1, 2: the last window is incomplete
 TEXT = corpus.load(Path(__file__).with_name("text.txt"), TRAINING.sequence)
@@ -91,8 +92,9 @@ def alone():
         loss, grads = loss_and_gradients(chain, state.params, batch, count)
         first = first or grads
         losses.append(float(loss) / count)
-        params = {layer: {name: w - rate_of(step, TRAINING) * grads[layer][name] for name, w in group.items()} for layer, group in state.params.items()}
-        state = state._replace(params=params)
+        rate = rate_of(step, TRAINING)
+        state = state._replace(params={layer: {name: w - rate * grads[layer][name] for name, w in group.items()}
+                                       for layer, group in state.params.items()})
     return losses, first, state.params
 
 
@@ -103,12 +105,12 @@ def teach(page: lesson.Page):
     held = [one for one, _ in told]
     numbers = sum(array.size for _, array in equal.leaves(weights))
 
-    page.say(f"1. What every rank holds: the whole model, {numbers} numbers, and its rows of the batch, in {TRAINING.micro_batches} micro-batches.")
+    page.say(f"1. What every rank holds: the whole model, {numbers} numbers, and its rows of the batch, in two micro-batches.")
     for rank, one in enumerate(held):
         page.say(f"  rank {rank}   rows {' + '.join(map(str, one['rows']))}   targets {one['targets']:>3}")
 
     targets = sum(one["targets"] for one in held)
-    page.say("", "2. How many targets are there?  Each rank counts its own, and an all_reduce adds the counts, before any backward.")
+    page.say("", "2. How many targets are there?  Each rank counts its own, and an all_reduce adds them, before any backward.")
     page.say(f"  the ranks now say {', '.join(str(one['count']) for one in held)}")
     page.check(all(one["count"] == targets for one in held), f"the count is of all ranks together: {targets}")
 
@@ -117,9 +119,9 @@ def teach(page: lesson.Page):
         own = f"{one['loss'] / one['targets']:#.6g}" if one["targets"] else "none"
         page.say(f"  rank {rank}   sum {one['loss']:#.6g}   own mean {own}")
     means = [one["loss"] / one["targets"] for one in held if one["targets"]]
-    page.say(f"  sum of sums / count = {held[0]['total'] / targets:#.6g}; mean of the means = {sum(means) / len(means):#.6g}")
-    n = ROWS[0] * TRAINING.sequence
-    page.check(equal.distance(held[0]["total"] / targets, losses[0], n) <= 1, f"the loss is that of a single process: {losses[0]:#.6g}")
+    n, loss = ROWS[0] * TRAINING.sequence, held[0]["total"] / targets
+    page.say(f"  sum of sums / count = {loss:#.6g}; mean of the means = {sum(means) / len(means):#.6g}")
+    page.check(equal.distance(loss, losses[0], n) <= 1, f"the loss is that of a single process: {losses[0]:#.6g}")
 
     page.say("", f"4. Gradients.  Each rank has an addend; here the first 4 of the {MODEL.width} numbers of {'.'.join(NORM)}:")
     for rank, one in enumerate(held):
@@ -131,10 +133,9 @@ def teach(page: lesson.Page):
                + (f": not {next(iter(far))}, nor {len(far) - 1} others" if far else ""))
 
     page.say("", "5. What it cost: the count, the gradients in one bucket, and the loss; each an all_reduce, and nothing else.")
-    promised = [volume.all_reduce(rank, shares(1, p)) + volume.all_reduce(rank, shares(numbers, p)) + volume.all_reduce(rank, shares(1, p))
-                for rank in range(p)]
     if page.mine is None:
-        page.compare(told, [(messages, 8 * elements) for messages, elements, *_ in promised])
+        one, bucket = ([volume.all_reduce(rank, shares(size, p)) for rank in range(p)] for size in (1, numbers))
+        page.compare(told, [(2 * small[0] + large[0], 8 * (2 * small[1] + large[1])) for small, large in zip(one, bucket)])
     sent, least = sum(diary.sent()[1] for _, diary in told), 2 * (p - 1) * (numbers + 2) * 8
     page.check(sent == least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
     page.show(told, name_of)
