@@ -1,0 +1,96 @@
+"""What refpar is measured beside: PyTorch and Hugging Face's classes, eager, on one thread.  Both are extras (`compare`).
+
+A rival is given refpar's parameters and batch, and is a function that runs forward and backward once and returns the mean loss, so
+that who computes something else is found out before anything is timed.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+
+from refpar.config import Model
+from refpar.imports.convert import from_refpar
+from refpar.imports.settings import fields_of
+
+
+def need_torch():
+    """torch on one thread, and transformers, quiet; or ValueError, one sentence."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"this compares with PyTorch and Hugging Face, and {error.name} is missing: "
+                         "pip install refpar[compare]") from None
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    return torch, transformers
+
+
+def step_of(torch, logits_of: Callable, weights: list, tokens, targets) -> Callable:
+    """Forward, mean cross-entropy, backward."""
+    tokens, targets = torch.tensor(tokens), torch.tensor(targets).flatten()
+
+    def step() -> float:
+        for weight in weights:
+            weight.grad = None
+        loss = torch.nn.functional.cross_entropy(logits_of(tokens).flatten(0, 1), targets, ignore_index=-1)
+        loss.backward()
+        return loss.item()
+    return step
+
+
+def hugging_face(config: Model, params: dict, batch) -> Callable:
+    """The class itself, with its attention by torch's scaled_dot_product_attention."""
+    torch, transformers = need_torch()
+    fields = fields_of(config)
+    kind = {"llama": "Llama", "gpt2": "GPT2", "mamba": "Mamba", "mamba2": "Mamba2"}[fields.pop("model_type")]
+    build = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}LMHeadModel")
+    model = build(build.config_class(**fields))
+    state = {name: torch.tensor(array) for name, array in from_refpar(params, config).items()}
+    model = model.to(next(iter(state.values())).dtype)
+    model.load_state_dict(state, strict=not config.tied)
+    model.tie_weights()
+    return step_of(torch, lambda tokens: model(tokens, use_cache=False).logits, list(model.parameters()), batch.tokens, batch.targets)
+
+
+def plain_llama(config: Model, params: dict, batch) -> Callable:
+    """Llama in plain PyTorch, as one writes it to be fast: q, k and v in one product, gate and up in another, torch's RMS norm,
+    rotary positions as one complex product, attention by scaled_dot_product_attention."""
+    torch, _ = need_torch()
+    F, heads, kv_heads, width = torch.nn.functional, config.heads, config.kv_heads, config.head_width
+    weights = []
+
+    def leaf(array):
+        weights.append(torch.tensor(np.ascontiguousarray(array), requires_grad=True))
+        return weights[-1]
+    table = leaf(params["0.embedding"]["table"])
+    blocks = []
+    for i in range(1, 1 + 2 * config.blocks, 2):
+        a, m = params[f"{i}.attention"], params[f"{i + 1}.mlp"]
+        blocks.append([leaf(w) for w in (a["norm"], np.concatenate([a["q"], a["k"], a["v"]], axis=1).T, a["o"].T,
+                                         m["norm"], np.concatenate(list(m["gate_up"]), axis=1).T, m["down"].T)])
+    last = 1 + 2 * config.blocks
+    norm, head = leaf(params[f"{last}.norm"]["norm"]), leaf(params[f"{last + 1}.head"]["head"].T)
+    rows, length = batch.tokens.shape
+    angles = np.arange(length)[:, None] * config.rope_base ** (-np.arange(0, width, 2) / width)
+    turn = torch.tensor(np.exp(1j * angles).astype(np.result_type(table.detach().numpy().dtype, np.complex64)))[None, :, None]
+
+    def turned(x):
+        return torch.view_as_real(torch.view_as_complex(x.view(rows, length, x.shape[2], width // 2, 2)) * turn).flatten(3)
+
+    def normed(x, w):
+        return F.rms_norm(x, (config.width,), w, config.norm_eps)
+
+    def logits_of(tokens):
+        x = table[tokens]
+        for norm_a, qkv, out, norm_m, gate_up, down in blocks:
+            q, k, v = (part.unflatten(2, (n, width)) for n, part in zip(
+                (heads, kv_heads, kv_heads), F.linear(normed(x, norm_a), qkv).split([heads * width, *[kv_heads * width] * 2], 2)))
+            q, k, v = (part.transpose(1, 2) for part in (turned(q), turned(k), v))
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads > kv_heads)
+            x = x + F.linear(seen.transpose(1, 2).flatten(2), out)
+            gate, up = F.linear(normed(x, norm_m), gate_up).chunk(2, 2)
+            x = x + F.linear(F.silu(gate) * up, down)
+        return F.linear(normed(x, norm), head)
+    return step_of(torch, logits_of, weights, batch.tokens, batch.targets)
