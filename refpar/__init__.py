@@ -24,6 +24,7 @@ D  width of the residual stream (d)         V  vocabulary (v)                   
 H  query heads (a)                          K  key/value heads (k)              E  width of a head (d_h)
 M  heads of Mamba (h)                       P  width of a Mamba head (p)        N  state of a Mamba head (n)
 G  groups of Mamba heads that share B, C    W  taps of the conv (w)             L  chunk of the scan (l)
+X  learned positions
 
 Shapes stand behind the lines that change them: `# [B, S, F/tp]` is this rank's shard of F, a letter without a slash is whole,
 `+tp` marks a Partial value.  Letters written together, `HE`, are a product, cut in whole first letters.

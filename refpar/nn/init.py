@@ -18,8 +18,8 @@ from refpar.nn.keyed import key, normal, uniform
 DEVIATION = 0.02
 ROUGH = 0.1                                     # deviation of everything in weights for proofs
 WRITERS = ("o", "down", "out")                  # into the residual stream
-ONES = ("norm", "gate_norm", "skip")
-ZEROS = ("bias_x", "bias_B", "bias_C")
+ONES = ("norm", "gate_norm", "skip", "q_norm", "k_norm")
+ZEROS = ("bias_x", "bias_B", "bias_C", "norm_bias", "q_bias", "k_bias", "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias")
 TAPS = ("conv_x", "conv_B", "conv_C")
 
 
