@@ -11,12 +11,13 @@ from refpar.config import Model
 from refpar.nn import blocks
 from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
+from refpar.nn.mamba1 import mamba1_layer
 from refpar.nn.mamba2 import mamba2_layer
 from refpar.nn.residual import absent, residual
 from refpar.nn.seams import Layer, Seams
 from refpar.nn.transformer import attention_layer, embedding_layer, head_layer, mlp_layer, norm_layer, tied_head_layer
 
-INSIDE = {"attention": attention_layer, "mlp": mlp_layer, "mamba2": mamba2_layer}
+INSIDE = {"attention": attention_layer, "mlp": mlp_layer, "mamba1": mamba1_layer, "mamba2": mamba2_layer}
 
 
 def plain(config: Model, seed: int = 0) -> Callable[[str, str], Seams]:
