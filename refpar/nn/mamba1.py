@@ -60,9 +60,9 @@ def second(over: Pair) -> Pair:
     return Pair(forward, backward)
 
 
-def mamba1_layer(config: Model, seams: Seams, scan: Pair | None = None) -> Layer:
+def mamba1_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
-    scan = left_out() if config.cut else scan or chunked(seams.carry)
+    scan = left_out() if config.cut else seams.scan or chunked(seams.carry)
     conv, project, step = activated_conv(config, seams.carry), second(seams.over), time_step(config)
     kept = {"conv_bias": config.conv_bias, "dt_bias": config.dt_bias}
     dims = {name: text for name, text in DIMS.items() if kept.get(name, True)}

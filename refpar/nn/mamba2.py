@@ -98,7 +98,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
 
 def mamba2_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
-    scan = left_out() if config.cut else chunked(config.chunk, seams.carry)
+    scan = left_out() if config.cut else seams.scan or chunked(config.chunk, seams.carry)
     mixing = seams.mix or mix(config, seams.carry, scan)
     norm = gated_norm(config.norm_first)
     group = config.norm_group or config.ssm_heads // config.groups * config.ssm_head_width      # channels that are normed together
