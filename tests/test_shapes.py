@@ -58,7 +58,7 @@ def naive_scan(model: Model):
     rng = np.random.default_rng(0)
     inputs, position = scans.scan_inputs(rng, sizes), scans.positions(rng, ROWS, TOKENS, 0.2)
     y, after, saved = scan.scan_forward(**inputs, position=position)
-    scan.scan_backward(y, after, saved, inputs["w"], position)
+    scan.scan_backward(y, after, saved, inputs["A_log"], position)
     rope.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position,
                     rope.powers(model.head_width, model.rope_base))
 

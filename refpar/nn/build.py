@@ -12,6 +12,7 @@ from refpar.nn import blocks
 from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
 from refpar.nn.loss import cross_entropy
+from refpar.nn.mamba1 import mamba1_layer
 from refpar.nn.mamba2 import mamba2_layer
 from refpar.nn.mlp import mlp_layer
 from refpar.nn.pieces import norm_of
@@ -19,7 +20,7 @@ from refpar.nn.residual import absent, residual
 from refpar.nn.seams import Layer, Seams
 from refpar.nn.transformer import attention_layer, capped, embedding_layer, head_layer, norm_layer, tied_head_layer
 
-INSIDE = {"attention": attention_layer, "mlp": mlp_layer, "mamba2": mamba2_layer}
+INSIDE = {"attention": attention_layer, "mlp": mlp_layer, "mamba1": mamba1_layer, "mamba2": mamba2_layer}
 
 
 def plain(config: Model, seed: int = 0) -> Callable[[str, str], Seams]:
