@@ -22,9 +22,20 @@ SMALL = st.integers(1, 3)
 def models(draw):
     """A model that a known class of checkpoints holds, of any small sizes."""
     family = FAMILIES[draw(st.sampled_from(list(FAMILIES)))]
-    sizes = {name: draw(SMALL) for name in ("blocks", "vocab", "width", "kv_heads", "ffn", "ssm_head_width", "groups", "state", "conv")}
-    return Model(pattern=family.pattern, heads=sizes["kv_heads"] * draw(SMALL), head_width=2 * draw(SMALL),
-                 ssm_heads=sizes["groups"] * draw(SMALL), tied=draw(st.booleans()), **sizes)
+    size = {name: draw(SMALL) for name in ("blocks", "vocab", "longest", "kv_heads", "ffn", "ssm_head_width", "groups", "state", "conv",
+                                           "dt_rank")}
+    heads, ssm_heads, head_width = size["kv_heads"] * draw(SMALL), size["groups"] * draw(SMALL), 2 * draw(SMALL)
+    if family is FAMILIES["gpt2"]:
+        size |= {"kv_heads": heads, "width": heads * head_width, "mlp": draw(st.sampled_from(["gelu", "gelu_tanh"]))}
+    else:
+        size |= {"width": draw(st.sampled_from([part for part in (1, 2, 3, 4, 6) if ssm_heads * size["ssm_head_width"] % part == 0]))}
+    if family is FAMILIES["llama"]:
+        size |= {"attention_bias": draw(st.sampled_from(["none", "all"])), "mlp_bias": draw(st.booleans()),
+                 "rope_scaling": draw(st.sampled_from(["none", "linear", "llama3"]))}
+    if family is FAMILIES["mamba2"]:
+        size |= {"dt_least": draw(st.sampled_from([0.0, 0.01])), "conv_bias": draw(st.booleans())}
+    return Model(pattern=family.pattern, heads=heads, head_width=head_width, ssm_heads=ssm_heads, tied=draw(st.booleans()),
+                 inner=size["width"] * draw(SMALL), **family.ours | size)
 
 
 def tagged(model):
@@ -58,7 +69,7 @@ def test_the_settings_come_back(model):
     """What a class has no field for comes back as the default."""
     fields = json.loads(json.dumps(fields_of(model)))
     family = FAMILIES[fields["model_type"]]
-    kept = {name: getattr(model, name) for name in (*family.fields, *family.ours)}
+    kept = {name: getattr(model, name) for name in {*family.fields, *family.derived, *family.ours}}
     assert model_of(fields) == Model(pattern=model.pattern, **kept)
 
 
@@ -126,9 +137,9 @@ def test_wrong_parameters_are_refused():
 
 @pytest.mark.parametrize("change, sentence", [
     ({"model_type": "bert"}, "model_type 'bert' is not known; those known are"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu' in config.json, and refpar has hidden_act='silu'"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu' in config.json, and in refpar's llama model it is 'silu'"),
     ({"hidden_size": None}, "config.json lacks hidden_size"),
-    ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4}}, "rope_scaling=.*llama3"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "rope_type='yarn' in config.json, and refpar knows 'default', 'linear'"),
 ])
 def test_settings_that_refpar_lacks_are_refused(change, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -137,14 +148,33 @@ def test_settings_that_refpar_lacks_are_refused(change, sentence):
 
 def test_newer_settings_group_the_rotary_ones():
     fields = fields_of(LLAMA)
-    del fields["rope_theta"]
-    assert model_of(fields | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}).rope_base == 50.0
-    assert model_of(fields).rope_base == 10000.0
+    assert fields.pop("rope_parameters")["rope_theta"] == 10000.0
+    assert model_of(fields | {"rope_theta": 50.0, "rope_scaling": None}).rope_base == 50.0
+    old = model_of(fields | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert (old.rope_base, old.rope_scaling, old.rope_factor) == (10000.0, "linear", 2.0)
+
+
+def test_what_must_follow_from_other_fields_is_checked():
+    mamba2 = Model(pattern=("mamba2",), width=6, ssm_heads=4, ssm_head_width=3)
+    assert fields_of(mamba2)["expand"] == 2
+    with pytest.raises(ValueError, match="expand=3 in config.json, and in refpar's mamba2 model it is 2"):
+        model_of(fields_of(mamba2) | {"expand": 3})
+    with pytest.raises(ValueError, match="expand must be a whole number .* and is 2.400"):
+        fields_of(dataclasses.replace(mamba2, width=5))
+    assert model_of(fields_of(mamba2) | {"time_step_limit": [0.5, {"__float__": "Infinity"}]}).dt_least == 0.5
+
+
+def test_a_model_that_turns_halves_needs_no_permutation():
+    halves = dataclasses.replace(LLAMA, rope_pairs="halves")
+    state = from_refpar(tagged(halves)[0], halves)
+    assert np.array_equal(state["model.layers.0.self_attn.q_proj.weight"], tagged(halves)[0]["1.attention"]["q"].T)
 
 
 def test_a_model_that_no_class_holds_is_refused():
     with pytest.raises(ValueError, match="no class of checkpoints has the pattern mlp"):
         arrays_of(Model(pattern=("mlp",)))
+    with pytest.raises(ValueError, match="no class of checkpoints has a place for 2.mlp.gate_bias of this model"):
+        arrays_of(Model(**FAMILIES["gpt2"].ours))
 
 
 def test_safetensors(tmp_path):

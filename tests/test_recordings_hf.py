@@ -46,6 +46,13 @@ def batch_of(file) -> Batch:
     return Batch(tokens, targets, place % length, place // length, place)
 
 
+def scales(grads: dict) -> dict[str, float]:
+    """The largest magnitude of each gradient.  A key's bias moves all scores of a query alike, which softmax does not see: its
+    gradient is a sum that cancels to nothing, of addends as large as those of the key's weight."""
+    largest = {name: np.abs(grad).max() for name, grad in leaves(grads)}
+    return {name: largest[name.removesuffix("_bias") if name.endswith(".k_bias") else name] for name in largest}
+
+
 def differences(kind: str) -> dict[str, float]:
     """What was compared -> its distance, in units of its bound."""
     file = np.load(Path(__file__).with_name("recordings") / f"hf_{kind}.npz")
@@ -63,8 +70,9 @@ def differences(kind: str) -> dict[str, float]:
         if step == 0:
             apart["own loss"] = distance(loss / batch.count, file["own_loss"], n)
             theirs = dict(leaves(to_refpar(part(file, "gradients"), model)))
-            apart |= {f"gradient {name}": distance(grad, theirs[name], n) for name, grad in leaves(grads)}
-        dg = {layer: {name: np.full(g.shape, bound(dtype, n, np.abs(g).max())) for name, g in group.items()} for layer, group in grads.items()}
+            apart |= {f"gradient {name}": distance(grad, theirs[name], n, scales(grads)[name]) for name, grad in leaves(grads)}
+        dg = {layer: {name: np.full(g.shape, bound(dtype, n, scales(grads)[f"{layer}.{name}"])) for name, g in group.items()}
+              for layer, group in grads.items()}
         bounds = step_bounds(state, grads, dg, TRAINING.rate, TRAINING, bounds)
         norm = np.sqrt(sum(squared(grad) for _, grad in leaves(grads)))
         state = State(*updated(state.params, clipped(grads, norm, TRAINING.clip), *state[1:], TRAINING.rate, TRAINING))

@@ -11,10 +11,8 @@ from typing import Iterator
 import numpy as np
 
 from refpar.config import Model
-from refpar.imports.families import FAMILIES, Array, Family
+from refpar.imports.families import FAMILIES, HEAD, Array, Family
 from refpar.nn.build import build
-
-HEAD = "lm_head.weight"
 
 
 def family_of(config: Model) -> Family:
@@ -28,23 +26,22 @@ def family_of(config: Model) -> Family:
 
 def arrays_of(config: Model) -> dict[str, tuple[Array, str]]:
     """Every array that a checkpoint of this model must have -> its line of the table, and the layer of ours that it belongs to."""
-    family, width = family_of(config), len(config.pattern)
-    last = 1 + width * config.blocks
-    numbers = {"embedding": 0, "norm": last, "head": last + 1}
-    arrays = {}
-    for name, array in family.arrays.items():
-        kind = array.pieces.split(":")[0]
-        if kind in numbers:
-            arrays[name] = array, f"{numbers[kind]}.{kind}"
-        else:
-            arrays |= {name.format(block): (array, f"{1 + width * block + config.pattern.index(kind)}.{kind}")
-                       for block in range(config.blocks)}
-    return {name: line for name, line in arrays.items() if not (config.tied and name == HEAD)}
+    layers, arrays = build(config).dims(), {}
+    left = {(layer, name) for layer, group in layers.items() for name in group}
+    for name, array in family_of(config).arrays.items():
+        kind, pieces = array.pieces.split(": ")
+        ours = [piece.partition(".")[0] for piece in pieces.split()]
+        mine = [layer for layer in layers if layer.endswith(f".{kind}") and ours[0] in layers[layer]]   # one, or one of each block
+        arrays |= {name.format(block): (array, layer) for block, layer in enumerate(mine)}
+        left -= {(layer, piece) for layer in mine for piece in ours}
+    if left:
+        raise ValueError(f"imports: no class of checkpoints has a place for {'.'.join(min(left))} of this model")
+    return arrays
 
 
 def pieces_of(array: Array, weights: dict, config: Model) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
     """The parameters in one array of theirs: (view in their layout, shape that it has there)."""
-    for piece in array.pieces.split(":")[1].split():
+    for piece in array.pieces.split(": ")[1].split():
         name, _, part = piece.partition(".")
         w = weights[name][int(part)] if part else weights[name]
         view = array.layout.view(w, config)
