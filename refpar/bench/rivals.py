@@ -5,6 +5,7 @@ that who computes something else is found out before anything is timed.
 """
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Callable
 
 import numpy as np
@@ -27,6 +28,16 @@ def need_torch():
     return torch, transformers
 
 
+def named(given, cases: dict, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The cases to measure: those given, all, or a few; ValueError for an unknown one, or where there is nobody to compare with."""
+    names = tuple(cases) if given == ("all",) else given or default
+    for name in names:
+        if name not in cases:
+            raise ValueError(f"there is no case {name!r}; the cases are {', '.join(cases)}, or all")
+    need_torch()
+    return names
+
+
 def step_of(torch, logits_of: Callable, weights: list, tokens, targets) -> Callable:
     """Forward, mean cross-entropy, backward."""
     tokens, targets = torch.tensor(tokens), torch.tensor(targets).flatten()
@@ -40,18 +51,69 @@ def step_of(torch, logits_of: Callable, weights: list, tokens, targets) -> Calla
     return step
 
 
+CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "mamba": "MambaForCausalLM", "mamba2": "Mamba2ForCausalLM"}
+
+
 def hugging_face(config: Model, params: dict, batch) -> Callable:
-    """The class itself, with its attention by torch's scaled_dot_product_attention."""
+    """The class itself, without dropout; its attention is torch's scaled_dot_product_attention, and Mamba-1's scan the loop below."""
     torch, transformers = need_torch()
     fields = fields_of(config)
-    kind = {"llama": "Llama", "gpt2": "GPT2", "mamba": "Mamba", "mamba2": "Mamba2"}[fields.pop("model_type")]
-    build = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}LMHeadModel")
-    model = build(build.config_class(**fields))
+    build = getattr(transformers, CLASSES[fields.pop("model_type")])
+    model = build(build.config_class(**fields)).eval()
     state = {name: torch.tensor(array) for name, array in from_refpar(params, config).items()}
     model = model.to(next(iter(state.values())).dtype)
     model.load_state_dict(state, strict=not config.tied)
     model.tie_weights()
-    return step_of(torch, lambda tokens: model(tokens, use_cache=False).logits, list(model.parameters()), batch.tokens, batch.targets)
+
+    def logits_of(tokens):
+        with unbound_scan(torch):
+            return model(tokens, use_cache=False).logits
+    return step_of(torch, logits_of, list(model.parameters()), batch.tokens, batch.targets)
+
+
+@contextmanager
+def unbound_scan(torch):
+    """Within the block, Hugging Face's Mamba-1 takes its scan from here.  Its own indexes each token's decay, and then autograd fills
+    a gradient as large as all of them for every token: quadratic in the sequence, and no measure of anything."""
+    from transformers.models.mamba import modeling_mamba
+    own, modeling_mamba.mamba_selective_scan = modeling_mamba.mamba_selective_scan, selective_scan(torch)
+    try:
+        yield
+    finally:
+        modeling_mamba.mamba_selective_scan = own
+
+
+def selective_scan(torch) -> Callable:
+    """Mamba-1's scan as an eager loop over tokens, which `unbind` takes apart at once."""
+    F = torch.nn.functional
+
+    def scan(x, dt, A, B, C, D=None, z=None, delta_bias=None, **options):
+        """x, dt, z [B, I, S], A [I, N], B, C [B, N, S] -> y [B, I, S]."""
+        dt = F.softplus(dt + delta_bias[:, None]) if delta_bias is not None else dt
+        decay = torch.exp(dt.unsqueeze(-1) * A[:, None])                            # [B, I, S, N]
+        enters = (dt * x).unsqueeze(-1) * B.transpose(1, 2).unsqueeze(1)
+        state, ys = torch.zeros_like(enters[:, :, 0]), []
+        for a, b, c in zip(decay.unbind(2), enters.unbind(2), C.unbind(2)):
+            state = a * state + b
+            ys.append((state @ c.unsqueeze(-1)).squeeze(-1))
+        y = torch.stack(ys, dim=-1)
+        y = y if D is None else y + x * D[:, None]
+        return y if z is None else y * F.silu(z)
+    return scan
+
+
+def ssd_loop(torch) -> Callable:
+    """Mamba-2's scan as such a loop."""
+    def scan(x, dt, A, B, C):
+        """x [B, S, M, P], dt [B, S, M], A [M], B, C [B, S, G, N] -> y [B, S, M, P]."""
+        B, C = (u.repeat_interleave(x.shape[2] // u.shape[2], dim=2) for u in (B, C))       # [B, S, M, N]
+        decay, enters = torch.exp(dt * A), x * dt.unsqueeze(-1)
+        state, ys = torch.zeros(*x.shape[:1], *x.shape[2:], B.shape[3], dtype=x.dtype), []
+        for a, u, b, c in zip(decay.unbind(1), enters.unbind(1), B.unbind(1), C.unbind(1)):
+            state = a[..., None, None] * state + u.unsqueeze(-1) * b.unsqueeze(-2)
+            ys.append((state @ c.unsqueeze(-1)).squeeze(-1))
+        return torch.stack(ys, dim=1)
+    return scan
 
 
 def plain_llama(config: Model, params: dict, batch) -> Callable:

@@ -36,6 +36,15 @@ def _llama(width: int, heads: int = 8, kv_heads: int = 8, vocab: int = 256) -> M
                  ffn=math.ceil(width * 8 / 3 / 32) * 32)
 
 
+def _gpt2(width: int, heads: int = 8) -> Model:
+    return Model(blocks=4, width=width, heads=heads, kv_heads=heads, head_width=width // heads, ffn=4 * width, norm="layer", tied=True,
+                 positions="learned", attention_bias="all", mlp_bias=True, mlp="gelu_tanh")
+
+
+def _mamba1(width: int, vocab: int = 256) -> Model:
+    return Model(pattern=("mamba1",), blocks=4, width=width, inner=2 * width, dt_rank=width // 16, vocab=vocab)
+
+
 def _mamba2(width: int, state: int, vocab: int = 256) -> Model:
     return Model(pattern=("mamba2",), blocks=4, width=width, ssm_heads=width // 32, ssm_head_width=64, groups=1, state=state, vocab=vocab)
 
@@ -53,11 +62,16 @@ CASES: dict[str, Case] = {
     "llama-64-f64": Case(_llama(64, 4, 4), dtype="float64"),
     "llama-128-f64": Case(_llama(128, 4, 4), dtype="float64"),
     "llama-256-f64": Case(_llama(256), dtype="float64"),
+    "gpt2-128": Case(_gpt2(128, 4)),
+    "gpt2-256": Case(_gpt2(256)),
+    "mamba1-128": Case(_mamba1(128)),
+    "mamba1-256": Case(_mamba1(256)),
+    "mamba1-256-v8192": Case(_mamba1(256, vocab=8192)),
     "mamba2-256": Case(_mamba2(256, 64)),
     "mamba2-256-v8192": Case(_mamba2(256, 128, vocab=8192)),
     "mamba2-512-v8192": Case(_mamba2(512, 64, vocab=8192)),
 }
-DEFAULT = ("llama-64", "llama-128", "llama-256", "llama-128-f64", "mamba2-256")       # under a minute
+DEFAULT = ("llama-64", "llama-128", "llama-256", "llama-128-f64", "mamba1-128", "mamba2-256")       # under a minute
 
 
 def drawn(case: Case) -> tuple[dict, Batch]:
@@ -76,7 +90,7 @@ def contestants(case: Case) -> dict[str, Callable]:
     def refpar() -> float:
         return loss_and_gradients(chain, params, batch, count)[0] / count
     steps = {"refpar": refpar}
-    if case.model.pattern == ("attention", "mlp"):
+    if case.model.mlp == "swiglu" and case.model.pattern == ("attention", "mlp"):
         steps["torch"] = rivals.plain_llama(case.model, params, batch)
     return steps | {"hf": rivals.hugging_face(case.model, params, batch)}
 
@@ -87,7 +101,8 @@ def useful(case: Case) -> int:
     if model.pattern != ("attention", "mlp"):
         return 0
     weights = sum(math.prod(model.shape(dims)) for layer, group in build(model).dims().items() for name, dims in group.items()
-                  if layer != "0.embedding" and name != "norm")
+                  if layer != "0.embedding" and len(dims.split()) > 1)
+    weights += model.vocab * model.width * model.tied
     pairs = case.rows * case.sequence * (case.sequence + 1) // 2
     return 6 * tokens * weights + 12 * pairs * model.heads * model.head_width * model.blocks
 
@@ -108,11 +123,7 @@ def measure(case: Case, rounds: int) -> tuple[dict[str, float], float | None]:
 
 def prepare(args) -> Callable:
     """Refuse unknown cases and missing packages -> what measures them."""
-    names = tuple(CASES) if args.cases == ("all",) else args.cases or DEFAULT
-    for name in names:
-        if name not in CASES:
-            raise ValueError(f"there is no case {name!r}; the cases are {', '.join(CASES)}, or all")
-    rivals.need_torch()
+    names = rivals.named(args.cases, CASES, DEFAULT)
     return lambda world: run(world, names, args.rounds or ROUNDS)
 
 
