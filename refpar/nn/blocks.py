@@ -80,6 +80,19 @@ def blocks(queries: Places, keys: Places, heads: int, dtype, window: int = EVERY
                          window)
 
 
+def remembering():
+    """`blocks` as a list, with a memory of its last answer: every layer of a model asks the same of a batch, forward and backward."""
+    last = None, (), []
+
+    def plan(queries: Places, keys: Places, *kind) -> list[Block]:
+        nonlocal last
+        asked = *queries, *keys
+        if last[0] != kind or not all(map(np.array_equal, asked, last[1])):
+            last = kind, asked, list(blocks(queries, keys, *kind))
+        return last[2]
+    return plan
+
+
 def _block(part, queries: Places, keys: Places, dtype, window: int) -> Block:
     """Bounds of the queries' documents and positions say of a key at once that some query may, or that every query must, see it;
     only between the two is each pair looked at."""
@@ -114,7 +127,7 @@ def _ungrouped(x, tokens: int):
     """[B, K, g*s, ...] -> [B, s, H, ...]."""
     rows, heads, both, *rest = x.shape
     group = both // tokens
-    x = np.moveaxis(x.reshape(rows, heads, group, tokens, *rest), 3, 1)
+    x = x.reshape(rows, heads, group, tokens, *rest).transpose(0, 3, 1, 2, *range(4, 4 + len(rest)))
     return x.reshape(rows, tokens, heads * group, *rest)
 
 
@@ -147,10 +160,11 @@ def _mask(drop, step, queries: Places, keys: Places, block: Block, p):
 
 # ------------------------------------------------------------------------------------------------------------ over any set of keys
 
-def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING) -> Attended:
+def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING,
+            plan=blocks) -> Attended:
     """Attention of q [B, S, H, E] over the keys k, v [B, T, K, E] that are here."""
     out, lse = identity(q)
-    for block in blocks(queries, keys, q.shape[2], q.dtype, window):
+    for block in plan(queries, keys, q.shape[2], q.dtype, window):
         mine, tokens = (block.rows, block.queries), block.bias.shape[1]
         p = _scores(_grouped(q[mine] * q.shape[3] ** -0.5, k.shape[2]), _keys(k, block), block)     # [B', K, g*s, t]
         top = finite(p.max(axis=-1, keepdims=True, initial=-np.inf))
@@ -167,7 +181,8 @@ def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, wi
     return Attended(out, lse)
 
 
-def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING):
+def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING,
+                     plan=blocks):
     """dq, and dk and dv of the keys that are here.
 
     `lse` and `delta`, the row sums of dout * out, are those of the finished result over *all* keys; then each set of keys has its
@@ -175,7 +190,7 @@ def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, d
     """
     scale, heads = q.shape[3] ** -0.5, k.shape[2]
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for block in blocks(queries, keys, q.shape[2], q.dtype, window):
+    for block in plan(queries, keys, q.shape[2], q.dtype, window):
         mine, tokens = (block.rows, block.queries), block.bias.shape[1]
         k_b, v_b = _keys(k, block), _keys(v, block)
         q_b, do = _grouped(q[mine] * scale, heads), _grouped(dout[mine], heads)         # [B', K, g*s, E]
@@ -198,11 +213,12 @@ def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, d
     return dq, dk, dv
 
 
-def core(drop=None, window: int = EVERYTHING) -> Pair:
+def core(drop=None, window: int = EVERYTHING, plan=blocks) -> Pair:
     """The filling of the seam `core` for one process.  `drop`: a mask of the probabilities as in `nn/dropout.py`, or None."""
     def forward(q, k, v, batch, before):
         after = extend(before, k, v, batch)
-        attended = partial(q, after["k"], after["v"], places(batch), keys_of(after), drop, batch.step, window)
+        attended = partial(q, after["k"], after["v"], places(batch), keys_of(after), drop, batch.step, window,
+                           plan)
         out = finish(attended)
         return out, after, {"q": q, "after": after, "out": out, "lse": attended.lse}
 
@@ -210,7 +226,7 @@ def core(drop=None, window: int = EVERYTHING) -> Pair:
         after = saved["after"]
         delta = np.vecdot(dout, saved["out"])                                           # [B, S, H]
         dq, dk, dv = partial_backward(dout, delta, saved["lse"], saved["q"], after["k"], after["v"], places(batch), keys_of(after),
-                                      drop, batch.step, window)
+                                      drop, batch.step, window, plan)
         return dq, *share_out(dk, dv, dafter, dq.shape[1])
 
     return Pair(forward, backward)

@@ -25,10 +25,12 @@ INSIDE = {"attention": attention_layer, "mlp": mlp_layer, "mamba1": mamba1_layer
 
 def plain(config: Model, seed: int = 0) -> Callable[[str, str], Seams]:
     """The fillings of a single process: nothing is sent; dropout is keyed by the layer's name."""
+    plan = blocks.remembering()
+
     def fill(name, kind):
         purpose = "embedding" if kind == "embedding" else "residual"
         return Seams(drop=dropout(config.dropout, seed, purpose, name),
-                     core=blocks.core(attention_dropout(config.dropout, seed, name), config.reach))
+                     core=blocks.core(attention_dropout(config.dropout, seed, name), config.reach, plan))
     return fill
 
 

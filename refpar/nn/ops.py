@@ -221,9 +221,10 @@ def embedding_backward(dx, tokens, table, first: int = 0) -> np.ndarray:
 
     A loop over rows: numpy's scattered add is three times slower on rows as long as D.
     """
-    dtable = np.zeros_like(table)
+    dtable, words = np.zeros_like(table), len(table)
     local = (tokens - first).reshape(tokens.size)
     for word, row in zip(local.tolist(), flat(dx)):
-        if 0 <= word < len(dtable):
-            dtable[word] += row
+        if 0 <= word < words:
+            total = dtable[word]            # a view: `dtable[word] += row` would also copy it onto itself
+            total += row
     return dtable

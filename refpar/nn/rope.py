@@ -52,10 +52,15 @@ SCALINGS = {"none": unscaled, "linear": linear, "ntk": ntk, "llama3": llama3}
 
 def turns(position, frequency, dtype) -> np.ndarray:
     """exp(i angle) for each token and pair: position [B, S], frequency [E/2] -> [B, S, 1, E/2] complex; each distinct position is
-    computed once."""
-    distinct, where = np.unique(position, return_inverse=True)
+    computed once, of a dense range every one."""
+    first, last = int(position.min(initial=0)), int(position.max(initial=0))
+    if last - first <= position.size:
+        distinct, where = np.arange(first, last + 1), position - first
+    else:
+        distinct, where = np.unique(position, return_inverse=True)
     angles = distinct[:, None] * frequency                                          # [positions, E/2]
-    table = np.exp(1j * angles).astype(np.result_type(dtype, np.complex64))
+    table = np.empty(angles.shape, np.result_type(dtype, np.complex64))
+    table.real, table.imag = np.cos(angles), np.sin(angles)
     return table[where.reshape(position.shape)][:, :, None]                         # [B, S, 1, E/2]
 
 
