@@ -42,7 +42,7 @@ def ssm_variants(draw, head_width: int, heads: int) -> dict:
 @st.composite
 def situations(draw, most_ranks: int = 5) -> Situation:
     """A data-parallel run: ranks without rows, rows without targets, a last window with fewer rows than the others."""
-    rows = draw(st.integers(1, 7))
+    rows = draw(st.sampled_from((1, 1, 2, 3, 4, 5, 6, 7)))      # one alone is where shortcuts are taken
     training = Training(steps=2, rows=rows, sequence=draw(st.integers(1, 11)), micro_batches=draw(st.integers(1, 3)),
                         optimizer=draw(st.sampled_from(("adamw", "sgd"))), rate=0.01, warmup=0, clip=draw(st.sampled_from((0.0, 0.1, 1e3))),
                         seed=draw(st.integers(0, 999)), dtype=draw(st.sampled_from(("float64", "float64", "float32"))))
