@@ -95,7 +95,8 @@ class Model:
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
         return {"V": self.vocab, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width, "F": self.ffn,
-                "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner, "R": self.dt_rank, "W": self.conv}
+                "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state,
+                "I": self.inner, "R": self.dt_rank, "W": self.conv}
 
     def dim(self, word: str) -> tuple[int, int]:
         """A dim of a parameter, "D", "HE" or "F/tp" -> (size, unit): the product of its letters, cut in whole first letters."""

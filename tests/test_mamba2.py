@@ -173,14 +173,14 @@ def assert_pads_are_nothing(layer, inputs, batch, rng, pads: int, n: int):
     got = outputs_of(layer, inputs | {"x": wide}, padded)
     assert_alike(got | {"y": got["y"][here]}, outputs, n)
     grads = gradients_of(layer, inputs | {"x": wide}, padded, d | {"y": dy})
-    assert not np.delete(grads["x"].reshape(-1, wide.shape[2]), np.ravel_multi_index(here, padded.tokens.shape).ravel(), axis=0).any()
+    assert not grads["x"][padded.position < 0].any()
     assert_alike(grads | {"x": grads["x"][here]}, gradients_of(layer, inputs, batch, d), n)
 
 
 @settings(max_examples=40)
 @given(sizes(), st.integers(0, 5), st.data())
 def test_pads_are_nothing(s, pads, data):
-    """One row and more; before, between and behind the tokens; a conv's bias makes no input of them, and no step decays the state."""
+    """One row and more; before, between and behind the tokens; a conv's bias makes no input of them, no step decays the state."""
     rng, _, layer, inputs, batch = drawn(s, **data.draw(variants(s)))
     assert_pads_are_nothing(layer, inputs, batch, rng, pads, addends(s))
 

@@ -30,7 +30,8 @@ def drawn(s: Sizes, dtype=np.float64, pads: float = 0.2):
     rng, inner = np.random.default_rng(s.seed), s.M * s.P
     position = positions(rng, s.B, s.S, s.ends)
     position[rng.random(position.shape) < pads] = -1
-    inputs = {"x": rng.standard_normal((s.B, s.S, inner)), "dt": rng.uniform(0.05, 1, (s.B, s.S, inner)) * (position >= 0)[..., None],
+    step = rng.uniform(0.05, 1, (s.B, s.S, inner)) * (position >= 0)[..., None]
+    inputs = {"x": rng.standard_normal((s.B, s.S, inner)), "dt": step,
               "B": rng.standard_normal((s.B, s.S, s.N)), "C": rng.standard_normal((s.B, s.S, s.N)),
               "A_log": rng.uniform(-1, 1, (inner, s.N)), "before": rng.standard_normal((s.B, s.N, inner))}
     return rng, cast(inputs, dtype), position
@@ -124,7 +125,8 @@ def test_ranks_in_a_row_are_the_recurrence(s, seed):
 @given(st.integers(0, 10**6))
 def test_the_merge_is_associative_and_has_an_identity(seed):
     rng = np.random.default_rng(seed)
-    a, b, c = (Summary(rng.uniform(0, 1, (2, 3, 4)) * rng.integers(0, 2, (2, 1, 1)), rng.standard_normal((2, 3, 4))) for _ in range(3))
+    a, b, c = (Summary(rng.uniform(0, 1, (2, 3, 4)) * rng.integers(0, 2, (2, 1, 1)), rng.standard_normal((2, 3, 4)))
+               for _ in range(3))
     for left, right in zip(merge(merge(a, b), c), merge(a, merge(b, c))):
         assert_equal(left, right, 3)
     nothing = summary_of_state(np.zeros((2, 3, 4)))
@@ -137,7 +139,7 @@ def test_float32_keeps_its_digits(steepest, fastest):
     """512 tokens of mild and of strong decay, in float32 against float64 of the same inputs: no overflow, no NaN, no lost digit."""
     s = Sizes(seed=1, B=2, S=512, M=1, P=24, N=8, ends=0.01)
     rng, inputs, position = drawn(s, np.float32)
-    inputs["dt"] = rng.uniform(0.001, fastest, inputs["dt"].shape).astype(np.float32) * (position >= 0).astype(np.float32)[..., None]
+    inputs["dt"] = (rng.uniform(0.001, fastest, inputs["dt"].shape) * (position >= 0)[..., None]).astype(np.float32)
     inputs["A_log"] = np.log(rng.uniform(0.5, steepest, inputs["A_log"].shape)).astype(np.float32)
     d = cast(drawn_like(run(RECURRENCE, inputs, position)[0], rng), np.float32)
     exact = run(RECURRENCE, cast(inputs, np.float64), position, cast(d, np.float64))

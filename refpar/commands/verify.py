@@ -34,7 +34,7 @@ def prepare(world, args) -> Job:
     if args.fault:
         fault_named(args.fault)
     family = "uneven" if args.uneven else "tiny"
-    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba2")]
+    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba1", "mamba2")]
     layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):
@@ -47,7 +47,8 @@ def prepare(world, args) -> Job:
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
         situation.batch(0)
-    return Job(situations, [layout for layout in layouts if layout not in fit], args.fault, args.list_faults, args.json, writable(args.trace))
+    left_out = [layout for layout in layouts if layout not in fit]
+    return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
 
 
 def situation_of(args, model, layout) -> Situation:

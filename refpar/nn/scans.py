@@ -72,8 +72,8 @@ def tree(a, b, start) -> np.ndarray:
 
 
 def quotient(a, b, start) -> np.ndarray:
-    """h[t] = p[t] (start + sum of b[s] / p[s]), p the running product of a.  Right only while p is far above the smallest number of the
-    dtype: 1e-38 in float32, which S tokens reach when dt A averages -87/S.  Beyond it p is 0 and b/p is infinite.  A lesson."""
+    """h[t] = p[t] (start + sum of b[s] / p[s]), p the running product of a.  Right only while p is far above the smallest number
+    of the dtype, in float32 1e-38, which S tokens reach when dt A averages -87/S; beyond it p is 0 and b/p infinite.  A lesson."""
     with np.errstate(all="ignore"):
         p = np.cumprod(a, axis=0)
         return p * (start + np.cumsum(b / p, axis=0))

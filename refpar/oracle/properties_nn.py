@@ -1,7 +1,7 @@
 """Properties of the single process: plain functions property(world, situation), each on the first batch of a drawn situation.
 
-They need no second implementation of the model: a text is changed, cut, padded, or run by the naive forms, and what must not move is
-compared.  The world runs them on one rank, so that a fault planted on ranks is in all that they see.  Everything but the
+They need no second implementation of the model: a text is changed, cut, padded, or run by the naive forms, and what must not move
+is compared.  The world runs them on one rank, so that a fault planted on ranks is in all that they see.  Everything but the
 situation is drawn from its seed.
 """
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _causality(wire, situation):
 
 
 def split_invariance(world, situation: Situation):
-    """A row read in pieces, each continuing what the one before left, forward and from the end backward, is the row read at once."""
+    """A row read in pieces, each continuing what the one before left, and backward from the last, is the row read at once."""
     world.run(_split_invariance, 1, situation)
 
 
