@@ -21,8 +21,8 @@ def drawn_weights(rng):
     D, I, R, N, W = (SIZES[name] for name in ("width", "inner", "dt_rank", "state", "conv"))
     shapes = {"0.embedding.table": (SIZES["vocab"], D)}
     for i in range(1, SIZES["blocks"] + 1):
-        inner = {"norm": (D,), "x": (D, I), "z": (D, I), "conv": (W, I), "conv_bias": (I,), "dt_low": (I, R), "B": (I, N), "C": (I, N),
-                 "dt": (R, I), "dt_bias": (I,), "A_log": (I, N), "skip": (I,), "out": (I, D)}
+        inner = {"norm": (D,), "x": (D, I), "z": (D, I), "conv": (W, I), "conv_bias": (I,), "dt_low": (I, R), "B": (I, N),
+                 "C": (I, N), "dt": (R, I), "dt_bias": (I,), "A_log": (I, N), "skip": (I,), "out": (I, D)}
         shapes |= {f"{i}.mamba1.{name}": shape for name, shape in inner.items()}
     shapes |= {f"{SIZES['blocks'] + 1}.norm.norm": (D,), f"{SIZES['blocks'] + 2}.head.head": (D, SIZES["vocab"])}
     return {name: 0.4 * rng.standard_normal(shape) + name.endswith("norm") for name, shape in shapes.items()}
