@@ -3,14 +3,15 @@
     z, x, B, C, dt = projections of the input           x, B, C = silu(conv of each)           dt = softplus(dt + dt_bias)
     y = scan(x, dt, B, C) + skip x                      out = norm(y silu(z)) @ out
 
-Seams: `mix` is conv and scan with their weights, between the projections and the norm; `carry` is what lies before my tokens, for the
-convs and the scan alike; `over` and `total` complete a group's statistic in the norm.  Sizes come from the weights given, so a
+Seams: `mix` is conv and scan with their weights, between the projections and the norm; `carry` is what lies before my tokens, for
+the convs and the scan alike; `over` and `total` complete a group's statistic in the norm.  Sizes come from the weights given, so a
 shard of heads passes through unchanged; only the width P of a head and the state N are no shard's business.
 
 A filling of `mix` is a Pair:
     forward(x, B, C, dt, w, batch, before) -> y, after, saved          x, y [B, S, MP], B, C [B, S, GN], dt [B, S, M]
     backward(dy, dafter, saved, w, batch) -> (dx, dB, dC, ddt), dbefore, grads
-where w has at least those parameters of MIX that the config keeps, before and after the names of `start`, and grads are shaped like the weights given.
+where w has at least those parameters of MIX that the config keeps, before and after the names of `start`, and grads are shaped like
+the weights given.
 
 Dao and Gu 2024 (Mamba-2), section 7: the projections run in parallel, before the scan.
 """
