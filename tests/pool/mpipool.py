@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from refpar.comm.wire import require_received
+from refpar.comm.wire import require_settled
 
 from pool.line import Line
 
@@ -71,7 +71,7 @@ class PoolWorld:
             self._renew()
             raise errors[0]
         try:
-            require_received([books for _, (_, books) in answers])
+            require_settled([account for _, (_, account) in answers])
         except Exception:
             self._renew()
             raise
