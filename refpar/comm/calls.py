@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,8 @@ class Call(NamedTuple):
         terms = dict(self.terms)
         name = f"{terms.pop('operation')} on {terms.pop('axis')}"
         terms.pop("shape", None)
-        if self.takes is not None:
-            terms |= {"gives": self.shape, "takes": self.takes}
         words = [f"{terms.pop('dtype')} {self.shape}"] if "dtype" in terms else []
+        words += [f"takes {self.takes}"] if self.takes is not None else []
         words += [f"{term} {value}" for term, value in terms.items() if value is not None]
         return f"{name}({', '.join(words)})"
 
@@ -70,12 +70,13 @@ def terms_of(operation: str, x, axis, options: dict) -> tuple[dict, list, list |
     """
     terms: dict[str, Any] = {"operation": operation, "axis": axis.name}
     if "shapes" in options:
+        terms |= {"dtype": name_of(block.dtype) for block in x[axis.index:axis.index + 1]}
         return terms, [list(np.shape(block)) for block in x], plain(options["shapes"])
     if x is None:
         return terms, [], None
     x = x if isinstance(x, np.ndarray) else np.asarray(x)
     shape = list(x.shape)
-    terms |= {"dtype": x.dtype.name, "shape": shape} | {name: plain(value) for name, value in options.items()}
+    terms |= {"dtype": name_of(x.dtype), "shape": shape} | {name: plain(value) for name, value in options.items()}
     for dim, sizes in CUT.items():
         if sizes in terms and isinstance(terms.get(dim), int) and -x.ndim <= terms[dim] < x.ndim:
             terms[dim] %= x.ndim
@@ -84,10 +85,16 @@ def terms_of(operation: str, x, axis, options: dict) -> tuple[dict, list, list |
     return terms, shape, None
 
 
+@cache
+def name_of(dtype) -> str:
+    """A dtype's name; numpy builds it anew each time."""
+    return dtype.name
+
+
 def plain(value):
     """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy."""
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(one) for one in value]
+        return [one if type(one) is int else plain(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

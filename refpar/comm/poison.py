@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import count
 from linecache import getline
+from sys import byteorder
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def fill(array, number: int):
 def untouched(array, number: int) -> bool:
     """Whether `array` still is as `fill` left it."""
     bits, size = _bits(array)
-    return bool((bits == _of(size, number)).all())
+    return array.tobytes() == _of(size, number).to_bytes(size, byteorder) * bits.size
 
 
 def found(array) -> int | None:
@@ -62,7 +63,8 @@ class Receives:
     def add(self, request) -> int:
         """Number a receive."""
         number = next(self.numbers) % NUMBERS
-        self.posted[number] = request.wire.rank, str(request), request.array.dtype, request.array.shape, request.site, request.errand
+        array = request.array
+        self.posted[number] = request.wire.rank, request.peer, request.tag, array.dtype, array.shape, request.site, request.errand
         if len(self.posted) > self.most:
             del self.posted[next(iter(self.posted))]
         return number
@@ -72,6 +74,6 @@ class Receives:
         told = self.posted.get(found(array))
         if told is None:
             return None
-        rank, what, dtype, shape, site, errand = told
-        return (f"rank {rank} posted {what}, {dtype} {list(shape)}, by  {getline(site.file, site.line).strip()}  ({site})"
-                f"{errand_text(errand)}")
+        rank, source, tag, dtype, shape, site, errand = told
+        return (f"rank {rank} receives {dtype} {list(shape)} from rank {source}, tag {tag}, by  "
+                f"{getline(site.file, site.line).strip()}  ({site}){errand_text(errand)}")
