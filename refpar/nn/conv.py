@@ -92,7 +92,7 @@ def conv_backward(dy, dafter, saved, w, position, carry=ALONE):
         row, t = (index[position[early] >= k] for index in early)
         dpadded[row, t + taps - 1 - k] += dy[row, t] * w[k]
         dw[k] += np.einsum("tc,tc->c", dy[row, t], padded[row, t + taps - 1 - k])
-    own, given = Tail(np.array(tokens), dpadded[:, :taps - 1]), Tail(np.array(0), dafter)
+    own, given = Tail(np.array(tokens), dpadded[:, :taps - 1].copy()), Tail(np.array(0), dafter)   # lent: not written any more
     here, on = carry.backward(tail_merge_backward, own, given)
     dpadded[:, tokens:] += here.rows            # my last inputs are also what others see before their tokens
     return dpadded[:, taps - 1:], on.rows, dw, dy.sum((0, 1))
