@@ -101,6 +101,7 @@ class ThreadWire(Wire):
             if letter.data != array.tobytes():
                 was = np.frombuffer(letter.data, array.dtype).reshape(array.shape)
                 raise ValueError(self._spoilt(request, f", and element {first_difference(was, array)}"))
+            request.state = None            # the letter may still lie there: request and letter must not keep each other alive
             return
         sent = letter.request.array
         if sent.size != array.size or sent.dtype != array.dtype:
