@@ -154,7 +154,8 @@ def three_steps(page: lesson.Page, losses: list[float], weights: dict):
     page.say("", f"6. Training for {TRAINING.steps} steps; the last one has {ROWS[2]} rows in place of {ROWS[0]}.")
     trained = [one for one, _ in page.run(training)]
     for step in range(TRAINING.steps):
-        page.say(f"  step {step}   loss on {lesson.count(page.ranks, 'rank')} {trained[0][0][step]:#.6g}   alone {losses[step]:#.6g}")
+        page.say(f"  step {step}   loss on {lesson.count(page.ranks, 'rank')} {trained[0][0][step]:#.6g}   "
+                 f"alone {losses[step]:#.6g}")
     page.check(all(same(params, trained[0][1]) for _, params in trained), "all replicas have the same bits")
     far = [name for name, apart in equal.compare(trained[0][1], weights, TOKENS).items() if not apart <= 1]
     page.check(not far, "the weights are those of a single process, within rounding" + (f": not {far[0]}" if far else ""))

@@ -47,7 +47,8 @@ def prepare(world, args) -> Job:
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
         situation.batch(0)
-    return Job(situations, [layout for layout in layouts if layout not in fit], args.fault, args.list_faults, args.json, writable(args.trace))
+    left_out = [layout for layout in layouts if layout not in fit]
+    return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
 
 
 def situation_of(args, model, layout) -> Situation:
