@@ -95,12 +95,12 @@ def chunks_of(x, dt, B, C, log, position, chunk: int) -> tuple[list[slice], list
 
 def running_sum(dA, position, chunk: int):
     """dA [B, S, M] float64 -> its running sum, anew at each chunk, and from 0 where a document begins (there nothing decays: all is
-    gone).  Token l of all chunks at once, for l = 1 to L-1."""
+    gone).  Token i of all chunks at once, for i = 1 to L-1."""
     goes_on = (position != 0).astype(dA.dtype)[..., None]                           # [B, S, 1]
     log = dA * goes_on
-    for l in range(1, min(chunk, log.shape[1])):
-        now = log[:, l::chunk]                                                      # [B, c, M]
-        now += goes_on[:, l::chunk] * log[:, l - 1::chunk][:, :now.shape[1]]
+    for i in range(1, min(chunk, log.shape[1])):
+        now = log[:, i::chunk]                                                      # [B, c, M]
+        now += goes_on[:, i::chunk] * log[:, i - 1::chunk][:, :now.shape[1]]
     return log
 
 
@@ -108,9 +108,9 @@ def running_sum_backward(dlog, position, chunk: int):
     """The transpose: dlog [B, S, M] -> the gradient of dA, the sum over the later tokens of the chunk and document."""
     goes_on = (position != 0).astype(dlog.dtype)[..., None]
     ddA = dlog.copy()
-    for l in reversed(range(1, min(chunk, ddA.shape[1]))):
-        now = ddA[:, l::chunk]
-        ddA[:, l - 1::chunk][:, :now.shape[1]] += goes_on[:, l::chunk] * now
+    for i in reversed(range(1, min(chunk, ddA.shape[1]))):
+        now = ddA[:, i::chunk]
+        ddA[:, i - 1::chunk][:, :now.shape[1]] += goes_on[:, i::chunk] * now
     return ddA * goes_on
 
 
