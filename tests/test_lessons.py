@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from pool.mpipool import ENVIRONMENT, mpiexec
+
 from refpar.oracle.faults import NORMALISATION
 
 ROOT = Path(__file__).parents[1]

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-
 from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
+
 from refpar import watch
 from refpar.comm import collectives, trees
 from refpar.comm.launch import launch, started

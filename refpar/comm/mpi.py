@@ -80,8 +80,8 @@ class MpiWire(Wire):
                 raise self._another_length(request, f"in {request} met a longer message ({reason})") from None
             nbytes += self.status.Get_count(MPI.BYTE)
         if request.way == "recv" and nbytes != request.array.nbytes:
-            raise self._another_length(request, f"receives {request.array.nbytes} bytes from rank {request.peer}, tag {request.tag}, "
-                                                f"which sent {nbytes} bytes")
+            raise self._another_length(request, f"receives {request.array.nbytes} bytes from rank {request.peer}, tag "
+                                                f"{request.tag}, which sent {nbytes} bytes")
 
     def _wait(self, part, request):
         for _ in range(self.spins):
@@ -99,7 +99,7 @@ class MpiWire(Wire):
         return wait_of(request, site(sys._getframe()))._replace(what=self.what(request))
 
     def _another_length(self, request, told) -> ValueError:
-        """What is raised when `request` met a message of another length: why, if the others, who soon wait, called another thing."""
+        """What to raise when `request` met a message of another length.  The others will soon wait: did they call another thing?"""
         time.sleep(2 * TICK)
         return self.board.mismatch() or ValueError(f"rank {self.rank} of {self.size} {told}  ({site(sys._getframe())})"
                                                    f"{errand_text(request.errand)}")

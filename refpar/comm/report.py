@@ -106,8 +106,8 @@ def errand_text(errand: watch.Errand) -> str:
 
 def ends_text(send, receive) -> str:
     """The two ends of a message, a line each, from the two requests."""
-    return (f"\n  rank {send.wire.rank} sends {in_words(send.array)}  ({send.site}){errand_text(send.errand) or NONE}"
-            f"\n  rank {receive.wire.rank} receives {in_words(receive.array)}  ({receive.site}){errand_text(receive.errand) or NONE}")
+    return "".join(f"\n  rank {end.wire.rank} {verb} {in_words(end.array)}  ({end.site}){errand_text(end.errand) or NONE}"
+                   for end, verb in ((send, "sends"), (receive, "receives")))
 
 
 def in_words(array) -> str:
@@ -133,7 +133,7 @@ def leftovers(books: list[dict]) -> list[str]:
 
 
 def other_dtypes(books: list[dict]) -> list[str]:
-    """One line for each (sender, receiver, tag) where as many bytes arrived as were sent, and not as floats, integers, ... alike."""
+    """One line for each (sender, receiver, tag) where as many bytes arrived as were sent, but integers for floats or the like."""
     return [f"of {letters_text(messages, nbytes, rank, peer, tag)}" for rank, mine in enumerate(books)
             for (way, peer, tag), (messages, nbytes, kinds) in sorted(mine.items())
             if way == "send" and books[peer]["recv", rank, tag][2] != kinds]

@@ -1,8 +1,8 @@
 """Mamba-2's norm: the gated y silu(z) is divided by the root of its mean square, each group of channels by its own.
 
-Groups are those of B and C: MP/G channels each, MP local ones over as many groups as are here.  Where ranks share a group, `over` and
-`total` complete its statistic (law 5: `squares`, a merge, `squares_finish`): the sum of squares is Partial, and in backward so is the
-gradient of the finished scale.
+Groups are those of B and C: MP/G channels each, MP local ones over as many groups as are here.  Where ranks share a group, `over`
+and `total` complete its statistic (law 5: `squares`, a merge, `squares_finish`): the sum of squares is Partial, and in backward so
+is the gradient of the finished scale.
 
 Dao and Gu 2024 (Mamba-2), section 7; gating before the norm, as in its published code (`norm_before_gate` off).
 """

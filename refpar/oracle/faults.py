@@ -138,7 +138,7 @@ COMMUNICATION = (
           "what arrives is written where the last message is still being sent from: a race, which ranks as threads report for sure",
           "refpar.comm.collectives:_sum_around", "scratch[step % 2]", "scratch[0]", RING, PAIR, "collective_means"),
     Fault("send-before-receive", "pytorch/pytorch#172668",
-          "all neighbours send first, and receive when that is done: it works while messages are short enough to leave by themselves",
+          "all neighbours send first, and receive when that is done: it works while messages are short enough to leave alone",
           "refpar.comm.collectives:_sum_around",
           """        coming = axis.irecv(arriving, left)
         going = axis.isend(travelling, right)
@@ -148,7 +148,7 @@ COMMUNICATION = (
         axis.recv(arriving, left)
 """, LONG_RING, EVEN_RING, "collective_means"),
     Fault("local-shapes", "deepspeedai/DeepSpeed#6809",
-          "each rank takes what it has itself for what the others will send (there the capacity of an expert): others have other counts",
+          "each rank takes its own counts for those of what the others will send (there the capacity of an expert)",
           "refpar.comm.collectives:all_to_all", "shape[join] = size", "shape[join] = join_sizes[axis.index]", RING, EVEN_RING,
           "collective_means"),
     Fault("rounded-at-each-hop", "NVIDIA/Megatron-LM#6199",

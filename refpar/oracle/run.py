@@ -21,8 +21,6 @@ from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import leaves
 from refpar.oracle.freeze import frozen, frozen_seams
 from refpar.oracle.situation import Situation
-from refpar.parallel.data import accumulate, count_targets, reduce_gradients, sum_loss
-from refpar.parallel.placement import squared_norm
 from refpar.train import State, rate_of, train_step
 
 
