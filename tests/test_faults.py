@@ -37,8 +37,8 @@ def test_faults_are_killed_where_they_show(fault):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_faults_are_killed_in_drawn_situations(fault):
-    """No situation need be made for a fault: the strategy of its property soon draws one that shows it.  The world is drawn too: the
-    order of ranks, and how long a message may be that leaves without its receiver."""
+    """No situation need be made for a fault: the strategy of its property soon draws one that shows it.  The world is drawn too:
+    the order of ranks, and how long a message may be that leaves without its receiver."""
     few = settings(max_examples=100, phases=[Phase.generate], deadline=None, database=None, derandomize=True)
     drawn = st.tuples(DRAWN[fault.property], thread_worlds())
     found, world = find(drawn, lambda one: judge(fault, *one) is not None, settings=few)

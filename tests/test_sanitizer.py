@@ -276,7 +276,7 @@ def misuse_is_told(world, misuse):
     like = rf"{misuse.dtype} \[{', '.join(map(str, misuse.shape))}\]"
     wrote = rf"rank {misuse.rank} of 2 wrote into the buffer of {{}}.* before its wait: {{}}, {like}"
     read = rf"rank {misuse.rank} of 2 {{}} what was read from a receive buffer before its wait: rank {misuse.rank} receives " \
-           rf"{like} from rank {1 - misuse.rank}, tag 0, by  coming, going = wire.irecv\(out, .*test_sanitizer.py line \d+, in misusing"
+           rf"{like} from rank {1 - misuse.rank}, tag 0, by  coming, going = wire.irecv\(out, .* line \d+, in misusing"
     assert caught.match({"sent": wrote.format("send", "kept") + r", and element \[.*\] was \(?1.* and is \(?7",
                          "received": wrote.format("recv", "out"), "read and sent": read.format("sends to rank ."),
                          "read and returned": read.format("returns")}[misuse.kind])
