@@ -94,6 +94,8 @@ OPTIONS: dict[str, Option] = {
     "fault": Option(str, "NAME", "plant this fault first: the run must then end red"),
     "list-faults": Option(None, "", "list the faults that can be planted"),
     "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
+    "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
+    "rounds": Option(whole(1), "N", "rounds of each case"),
     "json": Option(None, "", "print JSON in place of tables"),
     "trace": Option(Path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
 }
@@ -131,9 +133,11 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4")),
     "bench": Command(
         "Measure refpar beside what others use.",
-        {"what": "collectives: hand-written beside the MPI library's own call"},
-        (),
-        ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",)),
+        {"what": "collectives, beside the MPI library's own; step (of training) or scan (Mamba's), beside PyTorch and Hugging Face"},
+        ("cases", "rounds"),
+        ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",
+         "python -m refpar bench step --cases llama-128,mamba2-256",
+         "python -m refpar bench scan")),
 }
 
 

@@ -34,6 +34,16 @@ def sizes(draw) -> Sizes:
                  draw(st.sampled_from([0.0, 0.2, 0.6])))
 
 
+@st.composite
+def variants(draw, s: Sizes) -> dict:
+    """Fields of config.Model by which Mamba models differ, Mamba-2's norm groups from one channel to all of them among them."""
+    channels = s.M * s.P
+    return {"conv_bias": draw(st.booleans()), "conv_act": draw(st.sampled_from(["silu", "none"])), "dt_bias": draw(st.booleans()),
+            "dt_least": draw(st.sampled_from([0.0, 0.3])), "dt_most": draw(st.sampled_from([1.0, float("inf")])),
+            "skip_by": draw(st.sampled_from(["head", "channel"])), "norm_first": draw(st.booleans()),
+            "norm_group": draw(st.sampled_from([0, *(n for n in range(1, channels + 1) if channels % n == 0)]))}
+
+
 def positions(rng, rows: int, tokens: int, ends: float) -> np.ndarray:
     """[B, S]: rises by 1 or returns to 0; a row may begin inside a document."""
     position = np.zeros((rows, tokens), np.int64)
@@ -52,11 +62,23 @@ def batch_of(rng, position, vocab: int = 2) -> Batch:
     return Batch(tokens, targets, position, document, np.arange(position.size).reshape(position.shape))
 
 
+def with_pads(rng, batch: Batch, pads: int) -> tuple[Batch, tuple]:
+    """The batch with so many pads in each row, anywhere among its tokens; and the index [B, S] at which the tokens now stand."""
+    rows, tokens = batch.tokens.shape
+    place = np.stack([np.sort(rng.permutation(tokens + pads)[:tokens]) for _ in range(rows)])
+    here = np.arange(rows)[:, None], place.astype(np.int64)
+    shape, wide = (rows, tokens + pads), []
+    for array, pad in zip(batch[:5], (rng.integers(0, 2, shape), -1, -1, -1, -1)):
+        wide.append(np.broadcast_to(pad, shape).astype(np.int64))
+        wide[-1][here] = array
+    return Batch(*wide), here
+
+
 def scan_inputs(rng, s: Sizes, dtype=np.float64) -> dict:
-    """x, dt, B, C, w, before of a scan."""
+    """x, dt, B, C, A_log, before of Mamba-2's scan."""
     inputs = {"x": rng.standard_normal((s.B, s.S, s.M, s.P)), "dt": rng.uniform(0.05, 1, (s.B, s.S, s.M)),
               "B": rng.standard_normal((s.B, s.S, s.G, s.N)), "C": rng.standard_normal((s.B, s.S, s.G, s.N)),
-              "w": {"A_log": rng.uniform(-1, 1, s.M), "skip": rng.standard_normal(s.M)},
+              "A_log": rng.uniform(-1, 1, s.M),
               "before": rng.standard_normal((s.B, s.M, s.P, s.N))}
     return cast(inputs, dtype)
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from refpar.config import Layout, Model, Training
 from refpar.oracle.situation import Situation
 
-PATTERNS = (("attention", "mlp"), ("mamba2",), ("attention", "mlp", "mamba2"), ("mamba2", "mlp"))
+PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp", "mamba2"), ("mamba2", "mamba1", "mlp"),
+            ("mamba1", "attention"))
 
 
 @st.composite
@@ -20,11 +21,22 @@ def models(draw) -> Model:
     bound of its own magnitude can hold.  So every contracted dim has at least three numbers.
     """
     kv_heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    each, ssm_head_width = draw(st.integers(1, 3)), draw(st.integers(3, 5))
     return Model(pattern=draw(st.sampled_from(PATTERNS)), blocks=draw(st.integers(1, 2)), vocab=draw(st.integers(5, 13)),
                  width=draw(st.integers(4, 9)), heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads,
-                 head_width=2 * draw(st.integers(2, 3)), ffn=draw(st.integers(3, 9)), ssm_heads=groups * draw(st.integers(1, 3)),
-                 ssm_head_width=draw(st.integers(3, 5)), groups=groups, state=draw(st.integers(3, 5)), conv=draw(st.integers(1, 5)),
-                 chunk=draw(st.integers(1, 6)), tied=draw(st.booleans()), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))))
+                 head_width=2 * draw(st.integers(2, 3)), ffn=draw(st.integers(3, 9)), ssm_heads=groups * each,
+                 ssm_head_width=ssm_head_width, groups=groups, state=draw(st.integers(3, 5)), conv=draw(st.integers(1, 5)),
+                 chunk=draw(st.integers(1, 6)), tied=draw(st.booleans()), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))),
+                 inner=draw(st.integers(3, 9)), dt_rank=draw(st.integers(3, 4)), **draw(ssm_variants(ssm_head_width, groups * each)))
+
+
+@st.composite
+def ssm_variants(draw, head_width: int, heads: int) -> dict:
+    """Fields by which Mamba models differ; the limits cut off some of the time steps, and a norm takes a part of a head, or all."""
+    return {"conv_bias": draw(st.booleans()), "conv_act": draw(st.sampled_from(("silu", "none"))), "dt_bias": draw(st.booleans()),
+            "dt_least": draw(st.sampled_from((0.0, 0.003))), "dt_most": draw(st.sampled_from((float("inf"), 0.03))),
+            "skip_by": draw(st.sampled_from(("head", "channel"))), "norm_first": draw(st.booleans()),
+            "norm_group": draw(st.sampled_from((0, head_width, head_width * heads)))}
 
 
 @st.composite

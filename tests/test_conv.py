@@ -111,12 +111,12 @@ def test_a_document_does_not_see_its_neighbour(s):
 def test_the_merge_is_associative_and_says_the_last_inputs(seed, reach, lengths):
     rng = np.random.default_rng(seed)
     runs = [rng.standard_normal((2, n, 3)) for n in lengths]
-    a, b, c = (tail_of(x, reach) for x in runs)
-    nothing = tail_of(runs[0][:, :0], reach)
-    both = tail_of(np.concatenate(runs, axis=1), reach)
+    a, b, c = (tail_of(x, reach, np.full(2, x.shape[1])) for x in runs)
+    nothing = tail_of(runs[0][:, :0], reach, np.zeros(2, int))
+    both = tail_of(np.concatenate(runs, axis=1), reach, np.full(2, sum(lengths)))
 
     def same(u, v):
-        return u.count == v.count and np.array_equal(u.rows, v.rows)
+        return np.array_equal(u.count, v.count) and np.array_equal(u.rows, v.rows)
     assert same(tail_merge(tail_merge(a, b), c), both) and same(tail_merge(a, tail_merge(b, c)), both)
     assert same(tail_merge(nothing, a), a) and same(tail_merge(a, nothing), a)
 
@@ -126,9 +126,9 @@ def test_the_merge_is_associative_and_says_the_last_inputs(seed, reach, lengths)
 def test_the_backward_merge_is_associative_and_the_transpose(seed, reach, lengths):
     """On small integers, so exactly."""
     rng = np.random.default_rng(seed)
-    a, b, c, given = (Tail(np.array(n), rng.integers(-9, 9, (2, reach, 3))) for n in [*lengths, 0])
+    a, b, c, given = (Tail(np.array([n, n + 1]), rng.integers(-9, 9, (2, reach, 3))) for n in [*lengths, 0])
     turned = tail_merge_backward(tail_merge_backward(c, b), a), tail_merge_backward(c, tail_merge_backward(b, a))
-    assert turned[0].count == turned[1].count and np.array_equal(turned[0].rows, turned[1].rows)
+    assert np.array_equal(turned[0].count, turned[1].count) and np.array_equal(turned[0].rows, turned[1].rows)
 
     linear = b._replace(rows=0 * b.rows)
     moved, back = tail_merge(given, linear).rows, tail_merge_backward(c, linear).rows

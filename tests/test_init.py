@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from refpar.config import PRESETS, share
 from refpar.nn.build import build
 from refpar.nn.init import initial, inverse_softplus
-from refpar.nn.mamba2 import softplus_forward
+from refpar.nn.ssm import softplus_forward
 from refpar.oracle.equal import assert_equal, leaves
 
-FAMILIES = ("llama-uneven", "mamba2-uneven")
+FAMILIES = ("llama-uneven", "mamba1-uneven", "mamba2-uneven")
 
 
 @given(st.sampled_from(FAMILIES), st.integers(1, 12), st.integers(0, 11), st.booleans(), st.sampled_from([np.float32, np.float64]))

@@ -21,7 +21,7 @@ HEIGHTS = [
     ("nn",), ("comm",),
     ("parallel",),
     ("train", "checkpoint"),
-    ("sample", "progress", "trace"),
+    ("sample", "progress", "trace", "imports"),
     ("fit",),                                                   # a whole training run
     ("oracle",),
     ("plan", "infer"),

@@ -23,11 +23,14 @@ PATHS = sorted([*(ROOT / "nn").glob("*.py"), *(ROOT / "parallel").glob("*.py")])
 # No two sizes that meet are equal, and S is no multiple of the chunk.
 ROWS, TOKENS = 5, 13
 SIZES = dict(blocks=1, vocab=37, width=20, heads=6, kv_heads=3, head_width=8, ffn=22, ssm_heads=12, ssm_head_width=7, groups=2,
-             state=9, conv=4, chunk=6)
+             state=9, conv=4, chunk=6, longest=41)
 MODELS = {
     "llama": Model(**SIZES),
     "llama, tied, with dropout": Model(tied=True, dropout=0.1, **SIZES),
     "mamba2": Model(pattern=("mamba2",), **SIZES),
+    "gpt2": Model(norm="layer", positions="learned", attention_bias="all", mlp="gelu", mlp_bias=True, qk_norm=True, softcap=9.0,
+                  smoothing=0.1, **SIZES),
+    "llama, in halves": Model(rope_pairs="halves", rope_scaling="llama3", mlp_bias=True, attention_bias="qkv", window=5, **SIZES),
 }
 
 
@@ -55,8 +58,9 @@ def naive_scan(model: Model):
     rng = np.random.default_rng(0)
     inputs, position = scans.scan_inputs(rng, sizes), scans.positions(rng, ROWS, TOKENS, 0.2)
     y, after, saved = scan.scan_forward(**inputs, position=position)
-    scan.scan_backward(y, after, saved, inputs["w"], position)
-    rope.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position, model.rope_base)
+    scan.scan_backward(y, after, saved, inputs["A_log"], position)
+    rope.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position,
+                    rope.powers(model.head_width, model.rope_base))
 
 
 @pytest.fixture(scope="module")

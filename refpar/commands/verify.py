@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from refpar.config import PRESETS, Layout, describe_model, parse_model
+from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import OPTIONS, PROOF, Situation
@@ -36,7 +36,7 @@ def prepare(world, args) -> Job:
     if args.fault:
         fault_named(args.fault)
     family = "uneven" if args.uneven else "tiny"
-    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba2")]
+    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
     layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):

@@ -103,6 +103,35 @@ def rmsnorm_backward(dy, saved, w):
     return dx, dw
 
 
+# ----------------------------------------------------------------------------------------------------------------- LayerNorm
+
+def summed(x) -> np.ndarray:
+    """x [..., I] -> [I], the sum over all tokens: the gradient of a bias."""
+    return flat(x).sum(axis=0)
+
+
+def layernorm_forward(x, w, b, eps: float):
+    """x [..., D], w and b [D] -> (x - mean) / deviation * w + b (Ba, Kiros and Hinton 2016)."""
+    normed = x - x.mean(axis=-1, keepdims=True)
+    scale = squares_finish(squares(normed), eps)                                    # [..., 1]
+    normed *= scale
+    y = normed * w
+    y += b
+    return y, {"normed": normed, "scale": scale}
+
+
+def layernorm_backward(dy, saved, w):
+    """dy [..., D] -> dx [..., D], dw [D], db [D]."""
+    normed, scale = saved["normed"], saved["scale"]
+    dw = np.einsum("td,td->d", flat(dy), flat(normed))
+    dx = dy * w
+    along = np.vecdot(dx, normed)[..., None] / dx.shape[-1]
+    dx -= dx.mean(axis=-1, keepdims=True)                       # the part of the gradient that only shifts x
+    dx -= normed * along                                        # and the part that only lengthens it
+    dx *= scale
+    return dx, dw, summed(dy)
+
+
 # ---------------------------------------------------------------------------------------------------------------- SiLU, SwiGLU
 
 def sigmoid(x) -> np.ndarray:
@@ -155,6 +184,25 @@ def swiglu_backward(dy, saved):
     return both
 
 
+# ------------------------------------------------------------------------------------------------------------------- soft cap
+
+def softcap_forward(x, cap: float):
+    """x -> cap tanh(x / cap): about x while it is small, and never beyond cap (Gemma 2's)."""
+    y = x / cap
+    np.tanh(y, out=y)
+    y *= cap
+    return y, {"y": y}
+
+
+def softcap_backward(dy, saved, cap: float):
+    """1 - tanh**2."""
+    dx = saved["y"] / cap
+    dx *= dx
+    np.subtract(1, dx, out=dx)
+    dx *= dy
+    return dx
+
+
 # ------------------------------------------------------------------------------------------------------------------ embedding
 
 def embedding_forward(tokens, table, first: int = 0):
@@ -173,9 +221,10 @@ def embedding_backward(dx, tokens, table, first: int = 0) -> np.ndarray:
 
     A loop over rows: numpy's scattered add is three times slower on rows as long as D.
     """
-    dtable = np.zeros_like(table)
+    dtable, words = np.zeros_like(table), len(table)
     local = (tokens - first).reshape(tokens.size)
     for word, row in zip(local.tolist(), flat(dx)):
-        if 0 <= word < len(dtable):
-            dtable[word] += row
+        if 0 <= word < words:
+            total = dtable[word]            # a view: `dtable[word] += row` would also copy it onto itself
+            total += row
     return dtable

@@ -63,7 +63,7 @@ class Situation:
         """n of the bound: the longest sum behind any value of the run, over tokens or over a dim of the model."""
         model, training = self.model, self.training
         return max(training.rows * training.sequence, model.width, model.ffn, model.vocab, model.heads * model.head_width,
-                   model.ssm_heads * model.ssm_head_width)
+                   model.ssm_heads * model.ssm_head_width, model.inner)
 
 
 @cache
