@@ -4,10 +4,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from derivative import paths
+from derivative import drawn_like, paths
 from hypothesis import strategies as st
 
+from refpar import watch
 from refpar.corpus import Batch
+from refpar.nn.product import settle
 from refpar.oracle.equal import assert_equal
 
 
@@ -36,10 +38,12 @@ def sizes(draw) -> Sizes:
 
 @st.composite
 def variants(draw, s: Sizes) -> dict:
-    """Fields of config.Model by which Mamba models differ, Mamba-2's norm groups from one channel to all of them among them."""
+    """Fields of config.Model by which Mamba models differ, Mamba-2's norm groups from one channel to all of them among them.
+
+    Without limits of the time step, over which a finite difference might step.
+    """
     channels = s.M * s.P
     return {"conv_bias": draw(st.booleans()), "conv_act": draw(st.sampled_from(["silu", "none"])), "dt_bias": draw(st.booleans()),
-            "dt_least": draw(st.sampled_from([0.0, 0.3])), "dt_most": draw(st.sampled_from([1.0, float("inf")])),
             "skip_by": draw(st.sampled_from(["head", "channel"])), "norm_first": draw(st.booleans()),
             "norm_group": draw(st.sampled_from([0, *(n for n in range(1, channels + 1) if channels % n == 0)]))}
 
@@ -92,6 +96,43 @@ def split(batch: Batch, cuts) -> list[Batch]:
     """The batch cut along its tokens: runs between 0, the cuts and the end."""
     edges = [0, *cuts, batch.tokens.shape[1]]
     return [batch.cut(columns=slice(a, b)) for a, b in zip(edges, edges[1:])]
+
+
+# ---------------------------------------------------------------------------------------------------------------- layers
+
+def outputs_of(layer, inputs, batch):
+    y, after, _ = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    return {"y": y, "after": after}
+
+
+def gradients_of(layer, inputs, batch, d):
+    """Gradients of x, w and before."""
+    _, _, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
+    dx, dbefore, grads = layer.backward(d["y"], d["after"], saved, inputs["w"], batch)
+    return {"x": dx, "w": settle(grads), "before": dbefore}
+
+
+def assert_pads_are_nothing(layer, inputs, batch, rng, pads: int, n: int):
+    """Pads anywhere, with any input: outputs and gradients of the tokens, and the states before and after, are those without."""
+    padded, here = with_pads(rng, batch, pads)
+    wide = rng.standard_normal((*padded.tokens.shape, inputs["x"].shape[2]))
+    wide[here] = inputs["x"]
+    outputs, d = outputs_of(layer, inputs, batch), None
+    d = drawn_like(outputs, rng)
+    dy = np.zeros_like(wide)
+    dy[here] = d["y"]
+    got = outputs_of(layer, inputs | {"x": wide}, padded)
+    assert_alike(got | {"y": got["y"][here]}, outputs, n)
+    grads = gradients_of(layer, inputs | {"x": wide}, padded, d | {"y": dy})
+    assert not grads["x"][padded.position < 0].any()
+    assert_alike(grads | {"x": grads["x"][here]}, gradients_of(layer, inputs, batch, d), n)
+
+
+def frozen(tree):
+    """Nobody may write to these arrays."""
+    for array in watch.arrays_of(tree):
+        array.flags.writeable = False
+    return tree
 
 
 def assert_alike(got: dict, expected: dict, n: int):

@@ -41,10 +41,26 @@ def test_it_is_the_formula(s):
     assert np.array_equal(after, expected_after)
 
 
+@given(sizes(), st.data())
+def test_pads_are_no_inputs(s, data):
+    """Pads anywhere: the tokens' outputs and the tail are those of each row's tokens alone; a pad's output is the bias."""
+    rng, inputs, position = drawn(s)
+    pads = rng.random(position.shape) < 0.4
+    y, after, _ = conv_forward(**inputs, position=np.where(pads, -1, position))
+    assert_equal(y[pads], np.broadcast_to(inputs["bias"], y[pads].shape), 1)
+    for b in range(s.B):
+        row, own = slice(b, b + 1), ~pads[b]
+        alone = inputs | {"x": inputs["x"][row, own], "before": inputs["before"][row]}
+        expected, tail = naive(**alone, position=position[row, own])
+        assert_equal(y[row, own], expected, s.W + 1)
+        assert np.array_equal(after[row], tail)
+
+
 @settings(max_examples=30)
 @given(sizes())
 def test_derivative(s):
     rng, inputs, position = drawn(s)
+    position[rng.random(position.shape) < 0.2] = -1
     y, after, saved = conv_forward(**inputs, position=position)
     d = drawn_like({"y": y, "after": after}, rng)
     grads = backward(d["y"], d["after"], saved, inputs, position)

@@ -6,6 +6,8 @@ from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
+from test_properties_nn import NAMES
+
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle.faults import FAULTS, fault_named, property_of
 from refpar.oracle.plant import PlantedWorld
@@ -18,6 +20,7 @@ DRAWN = {
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
     "pieces_cover": st.integers(0, 2**34),
+    **dict.fromkeys(NAMES, strategies.situations(1)),
 }
 
 

@@ -6,7 +6,20 @@ import pytest
 from derivative import assert_derivative, drawn_like, paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scans import Sizes, assert_alike, batch_of, cast, positions, sizes, split, variants, with_pads
+from scans import (
+    Sizes,
+    assert_alike,
+    assert_pads_are_nothing,
+    batch_of,
+    cast,
+    frozen,
+    gradients_of,
+    outputs_of,
+    positions,
+    sizes,
+    split,
+    variants,
+)
 
 from refpar import watch
 from refpar.config import Model
@@ -18,7 +31,7 @@ from refpar.nn.init import initial
 from refpar.nn.mamba2 import mamba2_layer, mix, recurrence
 from refpar.nn.product import settle
 from refpar.nn.seams import ALONE, Pair, Seams
-from refpar.nn.ssm import softplus_backward, softplus_forward
+from refpar.nn.ssm import softplus_backward, softplus_forward, time_step
 from refpar.oracle.equal import assert_equal
 
 TINY = Model(pattern=("mamba2",), blocks=2, vocab=7, width=6, ssm_heads=4, ssm_head_width=3, groups=2, state=3, conv=3, chunk=4,
@@ -39,18 +52,6 @@ def drawn(s, dtype=np.float64, **options):
     before = drawn_like(layer.start(w, batch), rng)
     inputs = {"x": rng.standard_normal((s.B, s.S, config.width)), "w": w, "before": before}
     return rng, config, layer, cast(inputs, dtype), batch
-
-
-def outputs_of(layer, inputs, batch):
-    y, after, _ = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
-    return {"y": y, "after": after}
-
-
-def gradients_of(layer, inputs, batch, d):
-    """Gradients of x, w and before."""
-    _, _, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
-    dx, dbefore, grads = layer.backward(d["y"], d["after"], saved, inputs["w"], batch)
-    return {"x": dx, "w": settle(grads), "before": dbefore}
 
 
 def addends(s):
@@ -91,6 +92,18 @@ def test_softplus(dtype):
         assert got.dtype == dtype
         for a, b in zip(got, exact.astype(dtype)):
             assert_equal(a, b, 1)                                                   # each by its own magnitude
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_time_step(dtype):
+    """softplus between its limits; beyond them, and at a pad, it does not move with dt."""
+    step = time_step(Model(dt_least=0.1, dt_most=2.0))
+    dt, position = np.array([[[-1.0, -9.0, 0.5, 9.0], [1.0, 1.0, 1.0, 1.0]]], dtype), np.array([[3, -1]])
+    y, saved = step.forward(dt, np.array([0.5, 0, 0, 0], dtype), position)
+    slope = step.backward(np.ones_like(y), saved)
+    assert y.dtype == slope.dtype == dtype
+    assert_equal(y, np.array([[[np.log1p(np.exp(-0.5)), 0.1, np.log1p(np.exp(0.5)), 2], [0] * 4]], dtype), 1)
+    assert_equal(slope, np.array([[[1 / (1 + np.exp(0.5)), 0, 1 / (1 + np.exp(-0.5)), 0], [0] * 4]], dtype), 1)
 
 
 # ------------------------------------------------------------------------------------------------------------ same, otherwise
@@ -161,26 +174,10 @@ def test_a_document_of_the_model_does_not_see_its_neighbour(seed, rows):
     assert_equal(answers[0][0], y, 40, scale=max(1, np.abs(y).max()))
 
 
-def assert_pads_are_nothing(layer, inputs, batch, rng, pads: int, n: int):
-    """Pads anywhere, with any input: outputs and gradients of the tokens, and the states before and after, are those without."""
-    padded, here = with_pads(rng, batch, pads)
-    wide = rng.standard_normal((*padded.tokens.shape, inputs["x"].shape[2]))
-    wide[here] = inputs["x"]
-    outputs, d = outputs_of(layer, inputs, batch), None
-    d = drawn_like(outputs, rng)
-    dy = np.zeros_like(wide)
-    dy[here] = d["y"]
-    got = outputs_of(layer, inputs | {"x": wide}, padded)
-    assert_alike(got | {"y": got["y"][here]}, outputs, n)
-    grads = gradients_of(layer, inputs | {"x": wide}, padded, d | {"y": dy})
-    assert not np.delete(grads["x"].reshape(-1, wide.shape[2]), np.ravel_multi_index(here, padded.tokens.shape).ravel(), axis=0).any()
-    assert_alike(grads | {"x": grads["x"][here]}, gradients_of(layer, inputs, batch, d), n)
-
-
 @settings(max_examples=40)
 @given(sizes(), st.integers(0, 5), st.data())
 def test_pads_are_nothing(s, pads, data):
-    """One row and more; before, between and behind the tokens; a conv's bias makes no input of them, and no step decays the state."""
+    """One row and more; before, between and behind the tokens; a conv's bias makes no input of them, no step decays the state."""
     rng, _, layer, inputs, batch = drawn(s, **data.draw(variants(s)))
     assert_pads_are_nothing(layer, inputs, batch, rng, pads, addends(s))
 
@@ -298,13 +295,6 @@ def test_ranks_that_share_a_group_complete_its_statistic(seed, widths, first):
 
 
 # ------------------------------------------------------------------------------------------------------ what it may touch
-
-def frozen(tree):
-    """Nobody may write to these arrays."""
-    for array in watch.arrays_of(tree):
-        array.flags.writeable = False
-    return tree
-
 
 @settings(max_examples=20)
 @given(sizes(), st.booleans())

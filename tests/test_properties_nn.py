@@ -6,7 +6,8 @@ from strategies import situations
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle import properties_nn
 
-NAMES = ("document_isolation", "causality", "split_invariance", "padding_is_nothing", "fast_equals_naive", "gradient_is_derivative")
+NAMES = ("document_isolation", "causality", "split_invariance", "padding_is_nothing", "fast_equals_naive", "gradient_is_derivative",
+         "shards_add_up")
 
 
 @pytest.mark.parametrize("name", NAMES)

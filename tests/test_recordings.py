@@ -1,4 +1,4 @@
-"""Both models are what PyTorch recorded: logits, loss, every gradient and its norm, and the weights after three AdamW steps.
+"""The models are what PyTorch recorded: logits, loss, every gradient and its norm, and the weights after three AdamW steps.
 
 The scripts `recordings/record_*.py`, which know nothing of refpar, made the files.
 """
@@ -19,11 +19,13 @@ from refpar.oracle.equal import assert_equal
 LLAMA = dict(blocks=2, vocab=13, width=7, heads=4, kv_heads=2, head_width=4, ffn=5, rope_base=50.0, norm_eps=1e-4)
 MAMBA2 = dict(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3,
               norm_eps=1e-4)
+MAMBA1 = dict(pattern=("mamba1",), blocks=2, vocab=17, width=10, inner=9, dt_rank=3, state=4, conv=3, norm_eps=1e-4)
 TRAINING = Training(rate=1e-2, decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip=0.5, dtype="float64")
 
 CASES = {                                       # file, what its names begin with, our model
     "llama": ("llama", "untied/", Model(**LLAMA)),
     "llama, tied": ("llama", "tied/", Model(tied=True, **LLAMA)),
+    "mamba1": ("mamba1", "", Model(**MAMBA1)),
     "mamba2, in chunks": ("mamba2", "", Model(chunk=5, **MAMBA2)),
     "mamba2, in one chunk": ("mamba2", "", Model(chunk=64, **MAMBA2)),
 }

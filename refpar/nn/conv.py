@@ -2,13 +2,13 @@
 
     y[t] = bias + sum over k of w[k] x[t-k], where tap k counts iff position[t] >= k
 
-so no tap reaches into the document before, and a token needs nothing but its own position to know.  What lies before the first token
+so no tap reaches into the document before, and a token needs only its own position to know.  What lies before the first token
 is the last W-1 inputs, `before` [B, W-1, C]; what is left behind is the last W-1 of before and x together.
 
 Pads (position -1) are no inputs, wherever they stand: the conv works on each row with its tokens first, in their order, and its
 pads last, where no token and no tail reaches them.  A row counts its own tokens, so a tail knows how far it moves the one before.
 
-Law 5's three functions: the partial of a run of tokens is its `Tail`, `tail_merge` puts one run behind another, and finishing is the
+Law 5's three functions: the partial of a run of tokens is its `Tail`, `tail_merge` puts one run behind another, finishing is the
 sum above.  A tail has the same shape for every run, long, short or empty, so that ranks can exchange it.  The merge is a scan's,
 with a shift in the place of the decay: it is linear, and its transpose shifts the other way.
 
@@ -32,7 +32,7 @@ class Tail(NamedTuple):
 
 
 def tail_of(x, reach: int, count) -> Tail:
-    """Partial: x [B, S, C] -> the tail of the first `count` [B] tokens of each row.  Identity of the merge: the tail of no tokens."""
+    """Partial: x [B, S, C] -> the tail of the first `count` [B] tokens of each row.  Identity of the merge: that of no tokens."""
     rows = np.zeros((x.shape[0], reach, x.shape[2]), x.dtype)                       # [B, W-1, C]
     source = count[:, None] - reach + np.arange(reach)                              # [B, W-1]
     row, place = np.nonzero(source >= 0)
@@ -98,7 +98,7 @@ def conv_forward(x, w, bias, position, before, carry=ALONE):
     padded = np.concatenate([here.rows, x], axis=1)                                 # [B, W-1+S, C]
     seen = windows(padded, taps)                                                    # [B, S, W, C]
     y = np.einsum("bskc,kc->bsc", seen, w)                                          # [B, S, C]
-    early = np.nonzero(position < taps - 1)         # the few tokens that see fewer than W: again, without the taps that do not count
+    early = np.nonzero(position < taps - 1)         # the few tokens that see fewer than W: again, less the taps that do not count
     counts = position[early][:, None] >= np.arange(taps)                            # [T early, W]
     y[early] = np.einsum("tkc,kc->tc", seen[early] * counts[..., None], w)
     y += bias

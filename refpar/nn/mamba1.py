@@ -105,8 +105,9 @@ def mamba1_layer(config: Model, seams: Seams) -> Layer:
 
     def start(w, batch):
         """No inputs before the first token, and a state of zeros."""
-        rows, (taps, channels), state = len(batch.tokens), w["conv"].shape, w["A_log"].shape[1]
-        return {"conv": np.zeros((rows, taps - 1, channels), w["conv"].dtype),      # [B, W-1, I/tp]
-                "state": np.zeros((rows, state, channels), w["A_log"].dtype)}       # [B, N, I/tp]
+        rows, (taps, channels), states = len(batch.tokens), w["conv"].shape, w["A_log"].shape[1]
+        conv = np.zeros((rows, taps - 1, channels), w["conv"].dtype)                # [B, W-1, I/tp]
+        state = np.zeros((rows, states, channels), w["A_log"].dtype)                # [B, N, I/tp]
+        return {"conv": conv, "state": state}
 
     return Layer(forward, backward, inside=dims, outside={}, start=start)

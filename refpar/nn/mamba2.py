@@ -10,7 +10,8 @@ shard of heads passes through unchanged; only the width P of a head and the stat
 A filling of `mix` is a Pair:
     forward(x, B, C, dt, w, batch, before) -> y, after, saved          x, y [B, S, MP], B, C [B, S, GN], dt [B, S, M]
     backward(dy, dafter, saved, w, batch) -> (dx, dB, dC, ddt), dbefore, grads
-where w has at least those parameters of MIX that the config keeps, before and after the names of `start`, and grads are shaped like the weights given.
+where w has at least those parameters of MIX that the config keeps, before and after the names of `start`, and grads are shaped like
+the weights given.
 
 Dao and Gu 2024 (Mamba-2), section 7: the projections run in parallel, before the scan.
 """

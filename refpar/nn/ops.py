@@ -23,37 +23,37 @@ def tokens_of(x) -> int:
 
 
 def flat(x) -> np.ndarray:
-    """x [..., I] -> [T, I]."""
+    """x [..., J] -> [T, J]."""
     return x.reshape(tokens_of(x), x.shape[-1])
 
 
 # ---------------------------------------------------------------------------------------------------------------- linear maps
 
 def matmul(x, w, name: str) -> np.ndarray:
-    """x [..., I] w [I, O] -> [..., O]: one product over all tokens, counted under `name`."""
+    """x [..., J] w [J, O] -> [..., O]: one product over all tokens, counted under `name`."""
     watch.op(name, 2 * tokens_of(x) * w.shape[0] * w.shape[1])
     return (flat(x) @ w).reshape(*x.shape[:-1], w.shape[1])
 
 
 def linear_forward(x, w):
-    """x [..., I], w [I, O] -> y [..., O]."""
+    """x [..., J], w [J, O] -> y [..., O]."""
     return matmul(x, w, "linear"), {"x": x}
 
 
 def linear_backward(dy, saved, w):
-    """dy [..., O] -> dx [..., I], and the weight's gradient as a product not yet multiplied."""
+    """dy [..., O] -> dx [..., J], and the weight's gradient as a product not yet multiplied."""
     return matmul(dy, w.T, "input gradient"), Product(saved["x"], dy)
 
 
 def stacked_forward(x, w):
-    """n linear maps of the same x: x [..., I], w [n, I, O] -> y [n, ..., O], each map's result contiguous."""
+    """n linear maps of the same x: x [..., J], w [n, J, O] -> y [n, ..., O], each map's result contiguous."""
     n, _, width = w.shape
     watch.op("linear", 2 * tokens_of(x) * w.size)
     return np.matmul(flat(x), w).reshape(n, *x.shape[:-1], width), {"x": x}         # [n, ..., O]
 
 
 def stacked_backward(dy, saved, w):
-    """dy [n, ..., O] -> dx [..., I], and a list of n products, which `settle` stacks."""
+    """dy [n, ..., O] -> dx [..., J], and a list of n products, which `settle` stacks."""
     dx = matmul(dy[0], w[0].T, "input gradient")
     for dy_i, w_i in zip(dy[1:], w[1:]):
         dx += matmul(dy_i, w_i.T, "input gradient")

@@ -3,13 +3,13 @@
     h[t] = a[t] h[t-1] + dt[t] x[t] B[t]        a state [N, I]: N numbers for each channel
     y[t] = C[t] h[t]
 
-with a[t] = exp(dt[t] A), A = -exp(A_log), and a[t] = 0 where position[t] = 0: a document begins without a past.  A pad has dt = 0, so
-nothing decays and nothing enters: the state passes it unchanged.  Each channel and state decays at its own rate, so nothing
+with a[t] = exp(dt[t] A), A = -exp(A_log), and a[t] = 0 where position[t] = 0: a document begins without a past.  A pad has dt = 0:
+nothing decays and nothing enters, so the state passes it unchanged.  Each channel and state decays at its own rate, so nothing
 here is a product of matrices, and the scan is bound by memory: the fast form makes a and h for a few tokens at a time, which stay
 in the cache, keeps only the states between chunks, and makes the others again in backward.  Channels are the last dim of the
 state, where they are contiguous for every operation.
 
-Law 5's three functions: a run of tokens is to the state what its `Summary` says, `merge` puts one run behind another, and finishing is
+Law 5's three functions: a run of tokens is to the state what its `Summary` says, `merge` puts one run behind another, finishing is
 the pair of equations above.  Gradients of the state come from the other end, and use the same merge.
 
 Gu and Dao 2023 (Mamba), section 3.2 and algorithm 2, with dt x B for the discretised B x as in their code.

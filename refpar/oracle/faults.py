@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-from refpar.oracle import properties, properties_comm
+from refpar.oracle import properties, properties_comm, properties_nn
+from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation import PROOF, Situation
 from refpar.oracle.situation_comm import CommSituation
@@ -160,7 +161,7 @@ COMMUNICATION = (
           "refpar.comm.wire:pieces", "range(0, max(nbytes, 1), limit)", "[0]", 2**31, 1000, "pieces_cover"),
 )
 
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION
+FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + STATE_SPACE
 
 
 def fault_named(name: str) -> Fault:
@@ -173,4 +174,5 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-    return getattr(properties, fault.property, None) or getattr(properties_comm, fault.property)
+    rooms = (properties, properties_comm, properties_nn)
+    return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

@@ -1,7 +1,7 @@
 """Properties of the single process: plain functions property(world, situation), each on the first batch of a drawn situation.
 
-They need no second implementation of the model: a text is changed, cut, padded, or run by the naive forms, and what must not move is
-compared.  The world runs them on one rank, so that a fault planted on ranks is in all that they see.  Everything but the
+They need no second implementation of the model: a text is changed, cut, padded, or run by the naive forms, and what must not move
+is compared.  The world runs them on one rank, so that a fault planted on ranks is in all that they see.  Everything but the
 situation is drawn from its seed.
 """
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refpar.config import share
 from refpar.corpus import Batch
 from refpar.nn import attention, mamba1, mamba2
 from refpar.nn import chain as chains
@@ -19,6 +20,7 @@ from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout
 from refpar.nn.gradient import add
 from refpar.nn.init import initial
+from refpar.nn.seams import Seams
 from refpar.oracle.derivative import assert_derivative, paths
 from refpar.oracle.equal import distance
 from refpar.oracle.situation import Situation
@@ -151,7 +153,7 @@ def _causality(wire, situation):
 
 
 def split_invariance(world, situation: Situation):
-    """A row read in pieces, each continuing what the one before left, forward and from the end backward, is the row read at once."""
+    """A row read in pieces, each continuing what the one before left, and backward from the last, is the row read at once."""
     world.run(_split_invariance, 1, situation)
 
 
@@ -162,7 +164,7 @@ def _split_invariance(wire, situation):
     dy, dafter = case.drawn(y), case.drawn(after)
     whole = both(case, batch, before, dy, dafter)
     tokens = y.shape[1]
-    edges = [0, *sorted(case.rng.integers(0, tokens + 1, 2)), tokens]
+    edges = [0, *sorted(case.rng.integers(0, tokens + 1, 2).tolist()), tokens]
     parts = [slice(a, b) for a, b in zip(edges, edges[1:])]
     pieces = [batch.cut(columns=part) for part in parts]
 
@@ -249,6 +251,34 @@ def _gradient_is_derivative(wire, situation):
     _, after, saved = down(case, case.batch, before)
     dbefore, grads = up(case, case.batch, d["logits"], _merged(after, d["after"]), saved)
     assert_derivative(outputs, inputs, {"params": grads, "before": _floats(dbefore)}, d, case.rng, depth=2)
+
+
+def shards_add_up(world, situation: Situation):
+    """Mamba-2 by its groups: a layer that is given the weights of one group is one addend of the layer, forward and backward."""
+    world.run(_shards_add_up, 1, situation)
+
+
+def _shards_add_up(wire, situation):
+    model = replace(situation.model, norm_group=0)
+    case, layer = case_of(situation), mamba2.mamba2_layer(model, Seams())
+    w = {name: case.rng.standard_normal(model.shape(dims)).astype(case.dtype) for name, dims in layer.dims.items()}
+    x = case.rng.standard_normal((*case.batch.tokens.shape, model.width)).astype(case.dtype)
+
+    def run(w, dy=None):
+        y, after, saved = layer.forward(x, w, case.batch, layer.start(w, case.batch))
+        dy = case.drawn(y) if dy is None else dy
+        return dy, {"y": y, "dx": layer.backward(dy, _zeros(after), saved, w, case.batch)[0]}
+    dy, whole = run(w)
+    shards = [{name: weight[tuple(_shard(model, word, group) for word in layer.dims[name].split())] for name, weight in w.items()}
+              for group in range(model.groups)]
+    addends = [run(shard, dy)[1] for shard in shards]
+    alike({name: sum(addend[name] for addend in addends) for name in whole}, whole, case.n, "the sum over the groups")
+
+
+def _shard(model, word: str, group: int) -> slice:
+    """The part of one dim, "D" or "MP/tp", that belongs to a group."""
+    size, unit = model.dim(word)
+    return share(size, model.groups, group, unit) if word.endswith("/tp") else slice(None)
 
 
 # ----------------------------------------------------------------------------------------------------------------- nests
