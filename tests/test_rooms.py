@@ -140,8 +140,8 @@ def too_large(path: str, text: str):
         if length > 60:
             yield f"{path}:{function.lineno}: {function.name} has {length} lines, and a function has at most 60"
     for number, line in enumerate(lines, 1):
-        if len(line) > 132:
-            yield f"{path}:{number} has {len(line)} characters, and a line has at most 132"
+        if len(line) > 140:
+            yield f"{path}:{number} has {len(line)} characters, and a line has at most 140"
 
 
 def test_sizes():
