@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from itertools import count
 from linecache import getline
-from sys import byteorder
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def fill(array, number: int):
 def untouched(array, number: int) -> bool:
     """Whether `array` still is as `fill` left it."""
     bits, size = _bits(array)
-    return array.tobytes() == _of(size, number).to_bytes(size, byteorder) * bits.size
+    return not bits.size or int(bits.min()) == int(bits.max()) == _of(size, number)
 
 
 def found(array) -> int | None:
