@@ -109,7 +109,8 @@ class Model:
         for name in ("longest", "rope_original"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
-        _require(isinstance(self.window, int) and self.window >= 0, f"model: window={self.window} must be a whole number, or 0 for none")
+        _require(isinstance(self.window, int) and self.window >= 0,
+                 f"model: window={self.window} must be a whole number, or 0 for none")
         for name in ("dropout", "smoothing"):
             _require(0 <= getattr(self, name) < 1, f"model: {name}={getattr(self, name)} must be at least 0 and below 1")
         for name in ("softcap", "z_loss"):
@@ -140,6 +141,11 @@ class Model:
     def reach(self) -> int:
         """How many tokens, itself among them, a token sees at most: the window, or where there is none more than any text has."""
         return self.window or sys.maxsize
+
+    def require_positions(self, count: int, what: str):
+        """ValueError where the model has learned fewer positions than `what` has."""
+        _require(self.positions != "learned" or count <= self.longest,
+                 f"model: longest={self.longest} learned positions are too few for {what}, which has {count}")
 
     def dim(self, word: str) -> tuple[int, int]:
         """A dim of a parameter, "D", "HE" or "F/tp" -> (size, unit): the product of its letters, cut in whole first letters."""

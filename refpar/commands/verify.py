@@ -48,7 +48,7 @@ def prepare(world, args) -> Job:
             raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are cut over dp alone")
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
-        situation.batch(0)
+        situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
     left_out = [layout for layout in layouts if layout not in fit]
     return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
 
