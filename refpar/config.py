@@ -61,8 +61,8 @@ class Model:
     conv_bias: bool = True
     conv_act: str = "silu"      # behind the conv; or none
     dt_bias: bool = True
-    dt_least: float = 0.0       # the time step is held between these two
-    dt_most: float = math.inf
+    dt_least: float = 0.0       # the time step is held above this
+    dt_most: float = 0.0        # and below this; 0: no limit
     skip_by: str = "head"       # Mamba-2's skip: a number for each head, or each channel
     norm_first: bool = False    # Mamba-2: norm before the gate
     norm_group: int = 0         # channels that Mamba-2's norm takes together; 0: those of a group of heads
@@ -125,8 +125,8 @@ class Model:
                  f"model: norm_group={self.norm_group} must divide the {channels} channels of ssm_heads * ssm_head_width, or be 0")
         _require(self.conv_act in ("silu", "none"), f"model: conv_act={self.conv_act} must be silu or none")
         _require(self.skip_by in ("head", "channel"), f"model: skip_by={self.skip_by} must be head or channel")
-        _require(0 <= self.dt_least < self.dt_most,
-                 f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}")
+        _require(self.dt_least >= 0 <= self.dt_most and (self.dt_most == 0 or self.dt_least < self.dt_most),
+                 f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}, where that is not 0")
         _require(self.norm_eps > 0, f"model: norm_eps={self.norm_eps} must be above 0")
         _require(self.rope_base > 1, f"model: rope_base={self.rope_base} must be above 1")
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from derivative import assert_derivative, drawn_like
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from scans import (
 )
 
 from refpar import watch
-from refpar.config import Model
+from refpar.config import Model, parse_model
 from refpar.nn.mamba1 import mamba1_layer, recurrence
 from refpar.nn.product import settle
 from refpar.nn.seams import Pair, Seams
@@ -158,3 +159,14 @@ def test_operations_of_the_projections(s):
         settle(layer.backward(y, after, saved, inputs["w"], batch)[2])
     once = 2 * s.B * s.S * model.inner * (3 * model.width + 2 * model.dt_rank + 2 * model.state)
     assert [ledger.flops[name] for name in ("linear", "input gradient", "weight gradient")] == [once] * 3
+
+
+@pytest.mark.parametrize("fields, sentence", [
+    ("inner=0", "inner=0 must be a whole number"), ("dt_rank=0", "dt_rank=0 must be a whole number"),
+    ("conv_act=relu", "conv_act=relu must be silu or none"), ("skip_by=row", "skip_by=row must be head or channel"),
+    ("norm_group=5", "norm_group=5 must divide the 256 channels"), ("dt_least=2,dt_most=1", "below dt_most=1.0"),
+    ("dt_least=-1", "dt_least=-1.0 must be at least 0"), ("norm_first=maybe", "norm_first=maybe must be of the type bool"),
+    ("pattern=mamba3", "'mamba3', and a layer is attention, mlp, mamba1 or mamba2")])
+def test_what_is_refused(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        parse_model(f"mamba2,{fields}")

@@ -45,7 +45,7 @@ CORNERS = {
     "mamba2 behind mamba1, or before": lambda s: {"mamba1", "mamba2"} <= set(s.model.pattern),
     "a row alone": lambda s: s.training.rows == 1,
     "no biases": lambda s: "mamba2" in s.model.pattern and not s.model.conv_bias and not s.model.dt_bias,
-    "limits of the time step": lambda s: "mamba2" in s.model.pattern and s.model.dt_least > 0 and s.model.dt_most < 1,
+    "limits of the time step": lambda s: "mamba2" in s.model.pattern and s.model.dt_least > 0 and s.model.dt_most > 0,
     "a skip for each channel": lambda s: "mamba2" in s.model.pattern and s.model.skip_by == "channel",
     "one norm over all groups": lambda s: "mamba2" in s.model.pattern and s.model.groups > 1
                                           and s.model.norm_group == s.model.ssm_heads * s.model.ssm_head_width,

@@ -20,6 +20,8 @@ from refpar.oracle.equal import assert_equal
 LLAMA = dict(blocks=2, vocab=13, width=7, heads=4, kv_heads=2, head_width=4, ffn=5, rope_base=50.0, norm_eps=1e-4)
 MAMBA2 = dict(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3,
               norm_eps=1e-4)
+OTHERWISE = dict(norm_first=True, norm_group=9, skip_by="channel", conv_act="none", conv_bias=False, dt_bias=False, dt_least=0.5,
+                 dt_most=1.0)
 MAMBA1 = dict(pattern=("mamba1",), blocks=2, vocab=17, width=10, inner=9, dt_rank=3, state=4, conv=3, norm_eps=1e-4)
 GPT2 = dict(blocks=2, vocab=13, width=7, heads=4, kv_heads=4, head_width=4, ffn=9, longest=16, norm_eps=1e-4, norm="layer",
             attention_bias="all", mlp_bias=True)
@@ -35,6 +37,7 @@ CASES = {                                       # file, what its names begin wit
     "llama, tied": ("llama", "tied/", Model(tied=True, **LLAMA)),
     "mamba1": ("mamba1", "", Model(**MAMBA1)),
     "mamba2, in chunks": ("mamba2", "", Model(chunk=5, **MAMBA2)),
+    "mamba2, every option otherwise": ("mamba2", "otherwise/", Model(chunk=5, **MAMBA2, **OTHERWISE)),
     "mamba2, in one chunk": ("mamba2", "", Model(chunk=64, **MAMBA2)),
 }
 

@@ -241,7 +241,7 @@ def program(wire, model, training):
     state, report = train_step(chain, State(params, *zeros), [batch(text, training, 0, rows)], mesh, training)
     return report.loss
 
-for name in ("llama-tiny", "gpt2-tiny", "mamba2-tiny"):
+for name in ("llama-tiny", "gpt2-tiny", "mamba1-tiny", "mamba2-tiny"):
     losses = ThreadWorld().run(program, 2, PRESETS[name], Training(rows=4, sequence=32, dtype="float64"))
     assert losses[0] == losses[1] and 0 < losses[0] < 20, losses
 print("the core trains alone")

@@ -7,6 +7,8 @@ Gu and Dao 2023 (Mamba), section 3.4; Dao and Gu 2024 (Mamba-2), section 7.
 """
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from refpar.config import Model
@@ -54,7 +56,7 @@ def time_step(config: Model) -> Pair:
 
     dt [B, S, M] or [B, S, I].  Beyond a limit, and at a pad, the step does not move with dt.
     """
-    low, high = config.dt_least, config.dt_most
+    low, high = config.dt_least, config.dt_most or math.inf
 
     def forward(dt, bias, position):
         step, _ = softplus_forward(dt + bias)

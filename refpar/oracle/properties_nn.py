@@ -26,7 +26,7 @@ from refpar.oracle.equal import distance
 from refpar.oracle.situation import Situation
 
 SMOOTH = 0.1            # the norm's eps for finite differences: without it a norm of little is bent too sharply
-LIMITS = dict(dt_least=0.0, dt_most=float("inf"))       # and no time step that a difference could push over its limit
+LIMITS = dict(dt_least=0.0, dt_most=0.0)       # and no time step that a difference could push over its limit
 
 
 class Case(NamedTuple):
