@@ -1,8 +1,8 @@
 """Hugging Face's own classes, through the import tables: logits, loss, every gradient, and the weights after three AdamW steps are
 what `recordings/record_hf.py` recorded.
 
-Gradients and the weights after are mapped by the table that maps the weights.  Ours are computed in float64; where the class computed
-in float32, its eps is the coarser one, and counts.  AdamW divides a gradient by its own size, so the bound of each weight
+Gradients and the weights after are mapped by the table that maps the weights.  Ours are computed in float64; where the class
+computed in float32, its eps is the coarser one, and counts.  AdamW divides a gradient by its own size, so the bound of each weight
 after a step is that of its gradient, carried through the step (`oracle/bound.py`).
 """
 import json
@@ -41,7 +41,7 @@ def batch_of(file) -> Batch:
     tokens, labels = file["tokens"], file["labels"]
     targets = np.full_like(labels, -1)
     targets[:, :-1] = np.where(labels[:, 1:] < 0, -1, labels[:, 1:])
-    rows, length = tokens.shape
+    length = tokens.shape[1]
     place = np.arange(tokens.size).reshape(tokens.shape)
     return Batch(tokens, targets, place % length, place // length, place)
 

@@ -55,7 +55,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "mamba": "Mam
 
 
 def hugging_face(config: Model, params: dict, batch) -> Callable:
-    """The class itself, without dropout; its attention is torch's scaled_dot_product_attention, and Mamba-1's scan the loop below."""
+    """The class itself, without dropout.  Attention is torch's scaled_dot_product_attention, and Mamba-1's scan the loop below."""
     torch, transformers = need_torch()
     fields = fields_of(config)
     build = getattr(transformers, CLASSES[fields.pop("model_type")])
@@ -73,8 +73,8 @@ def hugging_face(config: Model, params: dict, batch) -> Callable:
 
 @contextmanager
 def unbound_scan(torch):
-    """Within the block, Hugging Face's Mamba-1 takes its scan from here.  Its own indexes each token's decay, and then autograd fills
-    a gradient as large as all of them for every token: quadratic in the sequence, and no measure of anything."""
+    """Within the block, Hugging Face's Mamba-1 takes its scan from here.  Its own indexes each token's decay, for which autograd
+    fills a gradient as large as all of them for every token: quadratic in the sequence, and no measure of anything."""
     from transformers.models.mamba import modeling_mamba
     own, modeling_mamba.mamba_selective_scan = modeling_mamba.mamba_selective_scan, selective_scan(torch)
     try:

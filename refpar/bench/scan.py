@@ -1,4 +1,4 @@
-"""bench scan: the scans of Mamba alone, forward and backward: refpar's forms beside a loop over tokens in PyTorch and Hugging Face's
+"""bench scan: Mamba's scans alone, forward and backward: refpar's forms beside a loop over tokens in PyTorch, and Hugging Face's
 scan of Mamba-2.
 
 refpar's recurrence is the meaning, and slow; the form in chunks is the one that models use.
@@ -42,11 +42,10 @@ def drawn(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:
     rng = np.random.default_rng(0)
     tokens = (case.rows, case.tokens)
     if case.heads:
-        shapes = {"x": (*tokens, case.heads, case.channels // case.heads), "dt": (*tokens, case.heads), "B": (*tokens, 1, case.state),
-                  "C": (*tokens, 1, case.state), "A_log": (case.heads,)}
+        x, dt, B, A = (case.heads, case.channels // case.heads), (case.heads,), (1, case.state), (case.heads,)
     else:
-        shapes = {"x": (*tokens, case.channels), "dt": (*tokens, case.channels), "B": (*tokens, case.state), "C": (*tokens, case.state),
-                  "A_log": (case.channels, case.state)}
+        x, dt, B, A = (case.channels,), (case.channels,), (case.state,), (case.channels, case.state)
+    shapes = {"x": (*tokens, *x), "dt": (*tokens, *dt), "B": (*tokens, *B), "C": (*tokens, *B), "A_log": A}
     arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     arrays["dt"] = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), shapes["dt"])).astype(np.float32)
     return arrays, rng.standard_normal(shapes["x"]).astype(np.float32)
@@ -57,7 +56,8 @@ def ours(case: Case, arrays: dict[str, np.ndarray], dy) -> dict[str, Callable]:
     position = np.broadcast_to(np.arange(case.tokens), dy.shape[:2])
     if case.heads:
         before = np.zeros((case.rows, *dy.shape[2:], case.state), np.float32)
-        forms = {"recurrence": (scan.scan_forward, scan.scan_backward, ()), "refpar": (ssd.ssd_forward, ssd.ssd_backward, (case.chunk,))}
+        forms = {"recurrence": (scan.scan_forward, scan.scan_backward, ()),
+                 "refpar": (ssd.ssd_forward, ssd.ssd_backward, (case.chunk,))}
     else:
         before = np.zeros((case.rows, case.state, case.channels), np.float32)
         forms = {"recurrence": (selective.selective_forward, selective.selective_backward, ()),
@@ -88,8 +88,7 @@ def theirs(case: Case, arrays: dict[str, np.ndarray], dy) -> dict[str, Callable]
         return run
     if not case.heads:
         loop = rivals.selective_scan(torch)
-        return {"loop": both(lambda x, dt, A, B, C: loop(*(u.transpose(1, 2) for u in (x, dt)), A, *(u.transpose(1, 2) for u in (B, C)))
-                             .transpose(1, 2))}
+        return {"loop": both(lambda x, dt, A, B, C: loop(x.mT, dt.mT, A, B.mT, C.mT).mT)}
     from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
     return {"loop": both(rivals.ssd_loop(torch)),
             "hf": both(lambda x, dt, A, B, C: mamba2_chunk_scan(x, dt, A, B, C, chunk_size=case.chunk))}

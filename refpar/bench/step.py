@@ -37,8 +37,8 @@ def _llama(width: int, heads: int = 8, kv_heads: int = 8, vocab: int = 256) -> M
 
 
 def _gpt2(width: int, heads: int = 8) -> Model:
-    return Model(blocks=4, width=width, heads=heads, kv_heads=heads, head_width=width // heads, ffn=4 * width, norm="layer", tied=True,
-                 positions="learned", attention_bias="all", mlp_bias=True, mlp="gelu_tanh")
+    return Model(blocks=4, width=width, heads=heads, kv_heads=heads, head_width=width // heads, ffn=4 * width, norm="layer",
+                 positions="learned", attention_bias="all", mlp_bias=True, mlp="gelu_tanh", tied=True)
 
 
 def _mamba1(width: int, vocab: int = 256) -> Model:
@@ -46,7 +46,8 @@ def _mamba1(width: int, vocab: int = 256) -> Model:
 
 
 def _mamba2(width: int, state: int, vocab: int = 256) -> Model:
-    return Model(pattern=("mamba2",), blocks=4, width=width, ssm_heads=width // 32, ssm_head_width=64, groups=1, state=state, vocab=vocab)
+    return Model(pattern=("mamba2",), blocks=4, width=width, ssm_heads=width // 32, ssm_head_width=64, groups=1, state=state,
+                 vocab=vocab)
 
 
 CASES: dict[str, Case] = {

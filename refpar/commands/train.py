@@ -18,6 +18,7 @@ from typing import NamedTuple
 from refpar import corpus, ngram
 from refpar.cli import training_of
 from refpar.comm.mesh import Mesh
+from refpar.commands.memory import keep_pages
 from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
 from refpar.fit import Plan, fit, fresh, held_out_loss, stored
 from refpar.nn.build import build
@@ -108,6 +109,7 @@ def check_folder(folder: Path, resume: bool):
 
 def run(world, job: Job) -> int:
     """Train, judge, and say so in the last line."""
+    keep_pages()
     ranks = job.plan.layout.ranks
     if world.size is None and ranks > 1:
         sys.stderr.write(f"{ranks} ranks as threads of one process share one core; as processes:  "

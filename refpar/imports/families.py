@@ -107,8 +107,9 @@ _GPT2 = Family(
     },
     fields={"blocks": "n_layer", "vocab": "vocab_size", "longest": "n_positions", "width": "n_embd", "heads": "n_head",
             "ffn": "n_inner", "mlp": "activation_function", "norm_eps": "layer_norm_epsilon", "tied": "tie_word_embeddings"},
-    derived={"ffn": lambda ours, theirs: 4 * ours["width"], "mlp": always("gelu_tanh"), "norm_eps": always(1e-5), "tied": always(True),
-             "kv_heads": lambda ours, theirs: ours["heads"], "head_width": lambda ours, theirs: ours["width"] // ours["heads"]},
+    derived={"ffn": lambda ours, theirs: 4 * ours["width"], "mlp": always("gelu_tanh"), "norm_eps": always(1e-5),
+             "tied": always(True), "kv_heads": lambda ours, theirs: ours["heads"],
+             "head_width": lambda ours, theirs: ours["width"] // ours["heads"]},
     words={"mlp": {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}},
     only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ours=_TRANSFORMER | dict(norm="layer", positions="learned", attention_bias="all", mlp_bias=True),
@@ -205,10 +206,11 @@ _MAMBA2 = Family(
             "ssm_head_width": "head_dim", "groups": "n_groups", "state": "state_size", "conv": "conv_kernel",
             "conv_bias": "use_conv_bias", "chunk": "chunk_size", "dt_least": "time_step_least", "dt_most": "time_step_most",
             "norm_eps": "layer_norm_epsilon", "tied": "tie_word_embeddings"},
-    derived={"conv": always(4), "conv_bias": always(True), "chunk": always(256), "dt_least": always(0.0), "dt_most": always(math.inf),
-             "norm_eps": always(1e-5), "tied": always(False)},
+    derived={"conv": always(4), "conv_bias": always(True), "chunk": always(256), "dt_least": always(0.0),
+             "dt_most": always(math.inf), "norm_eps": always(1e-5), "tied": always(False)},
     computed={"expand": lambda model: model.ssm_heads * model.ssm_head_width / model.width},
     only={"hidden_act": "silu", "use_bias": False},
     ours=_SCAN | dict(skip_by="head", norm_first=False, norm_group=0))
 
-FAMILIES: dict[str, Family] = {"gpt2": _GPT2, "llama": _LLAMA, "mamba": _MAMBA, "mamba2": _MAMBA2}     # by model_type of config.json
+# By model_type of config.json.
+FAMILIES: dict[str, Family] = {"gpt2": _GPT2, "llama": _LLAMA, "mamba": _MAMBA, "mamba2": _MAMBA2}
