@@ -35,6 +35,7 @@ TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sg
                     dtype="float64")
 MASKED = (0, 20, 24, 12, 22, 2, 23)         # of each row the first so many targets do not count: all of row 2
 ROWS = (7, 7, 5)                            # of steps 0, 1, 2: the last window is incomplete
+TOKENS = 7 * 24                             # the longest sum behind a gradient has so many addends
 TEXT = corpus.load(Path(__file__).with_name("text.txt"), TRAINING.sequence)
 NORM = "1.attention", "norm"                # a parameter small enough to print
 
@@ -99,12 +100,20 @@ def alone():
 
 
 def teach(page: lesson.Page):
-    p = page.ranks
     losses, gradients, weights = alone()
+    one_step(page, losses[0], gradients)
+    three_steps(page, losses, weights)
+    if page.fault:
+        seen = "" if page.failed else f"  It was not seen: on {lesson.count(page.ranks, 'rank')} it hides."
+        page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.{seen}")
+    page.judge("7.", [properties.sharded_equals_single], situations())
+
+
+def one_step(page: lesson.Page, loss_alone: float, gradients: dict):
+    p = page.ranks
     told = page.run(one_step_opened)
     held = [one for one, _ in told]
-    numbers = sum(array.size for _, array in equal.leaves(weights))
-
+    numbers = sum(array.size for _, array in equal.leaves(gradients))
     page.say(f"1. What every rank holds: the whole model, {numbers} numbers, and its rows of the batch, in two micro-batches.")
     for rank, one in enumerate(held):
         page.say(f"  rank {rank}   rows {' + '.join(map(str, one['rows']))}   targets {one['targets']:>3}")
@@ -119,18 +128,18 @@ def teach(page: lesson.Page):
         own = f"{one['loss'] / one['targets']:#.6g}" if one["targets"] else "none"
         page.say(f"  rank {rank}   sum {one['loss']:#.6g}   own mean {own}")
     means = [one["loss"] / one["targets"] for one in held if one["targets"]]
-    n, loss = ROWS[0] * TRAINING.sequence, held[0]["total"] / targets
+    loss = held[0]["total"] / targets
     page.say(f"  sum of sums / count = {loss:#.6g}; mean of the means = {sum(means) / len(means):#.6g}")
-    page.check(equal.distance(loss, losses[0], n) <= 1, f"the loss is that of a single process: {losses[0]:#.6g}")
+    page.check(equal.distance(loss, loss_alone, TOKENS) <= 1, f"the loss is that of a single process: {loss_alone:#.6g}")
 
     page.say("", f"4. Gradients.  Each rank has an addend; here the first 4 of the {MODEL.width} numbers of {'.'.join(NORM)}:")
     for rank, one in enumerate(held):
         page.say(f"  rank {rank}   before {numbers_of(one['before'])}")
     page.say(f"  all      after  {numbers_of(held[0]['grads'][NORM[0]][NORM[1]])}")
     page.check(all(same(one["grads"], held[0]["grads"]) for one in held), "after the all_reduce all ranks have the same bits")
-    far = {name: apart for name, apart in equal.compare(held[0]["grads"], gradients, n).items() if not apart <= 1}
+    far = [name for name, apart in equal.compare(held[0]["grads"], gradients, TOKENS).items() if not apart <= 1]
     page.check(not far, "every gradient is that of a single process, within the rounding of its sum"
-               + (f": not {next(iter(far))}, nor {len(far) - 1} others" if far else ""))
+               + (f": not {far[0]}, nor {len(far) - 1} others" if far else ""))
 
     page.say("", "5. What it cost: the count, the gradients in one bucket, and the loss; each an all_reduce, and nothing else.")
     if page.mine is None:
@@ -140,17 +149,16 @@ def teach(page: lesson.Page):
     page.check(sent == least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
     page.show(told, name_of)
 
+
+def three_steps(page: lesson.Page, losses: list[float], weights: dict):
     page.say("", f"6. Training for {TRAINING.steps} steps; the last one has {ROWS[2]} rows in place of {ROWS[0]}.")
     trained = [one for one, _ in page.run(training)]
     for step in range(TRAINING.steps):
-        page.say(f"  step {step}   loss on {lesson.count(p, 'rank')} {trained[0][0][step]:#.6g}   alone {losses[step]:#.6g}")
+        page.say(f"  step {step}   loss on {lesson.count(page.ranks, 'rank')} {trained[0][0][step]:#.6g}   "
+                 f"alone {losses[step]:#.6g}")
     page.check(all(same(params, trained[0][1]) for _, params in trained), "all replicas have the same bits")
-    far = [name for name, apart in equal.compare(trained[0][1], weights, n).items() if not apart <= 1]
+    far = [name for name, apart in equal.compare(trained[0][1], weights, TOKENS).items() if not apart <= 1]
     page.check(not far, "the weights are those of a single process, within rounding" + (f": not {far[0]}" if far else ""))
-    if page.fault:
-        seen = "" if page.failed else f"  It was not seen: on {lesson.count(p, 'rank')} it hides."
-        page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.{seen}")
-    page.judge("7.", [properties.sharded_equals_single], situations())
 
 
 def numbers_of(array) -> str:

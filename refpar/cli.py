@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, Callable, NamedTuple
 from refpar.config import PRESETS, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
+INTERRUPTED = 130       # as a shell says it of Ctrl-C
 
 
 def whole(least: int) -> Callable:
@@ -116,8 +118,8 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
-        ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows",
-         "documents", "ignored", "fault", "list-faults", "json", "trace"),
+        ("model", "mesh", "order", "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip", "seed", "dtype",
+         "uneven", "last-rows", "documents", "ignored", "fault", "list-faults", "json", "trace"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
          "python -m refpar verify --list-faults")),
@@ -224,8 +226,15 @@ def main(argv: list[str] | None = None) -> int:
         world = launch.launch()
     except launch.LaunchError as error:
         launch.refuse(error)
-    status = command_of(world, *words)
-    return world.leave(status) if world.kind == "processes" else status
+    if world.kind == "processes":
+        world.leave(command_of(world, *words))
+    try:
+        return command_of(world, *words)
+    except BrokenPipeError:                 # who reads, `| head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return refuse(words[0], "interrupted", world.main, INTERRUPTED)
 
 
 def command_of(world, name: str, *words: str) -> int:
@@ -258,8 +267,8 @@ def tell(world, text: str) -> int:
     return 0
 
 
-def refuse(name: str, sentence: str, printing: bool) -> int:
-    """One sentence on stderr, and the exit status of a refusal."""
+def refuse(name: str, sentence: str, printing: bool, status: int = REFUSED) -> int:
+    """One sentence on stderr, and the exit status."""
     if printing:
         sys.stderr.write(f"refpar{' ' if name else ''}{name}: {sentence}\n")
-    return REFUSED
+    return status

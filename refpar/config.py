@@ -108,7 +108,8 @@ class Model:
         for name in ("longest", "rope_original"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
-        _require(isinstance(self.window, int) and self.window >= 0, f"model: window={self.window} must be a whole number, or 0 for none")
+        _require(isinstance(self.window, int) and self.window >= 0,
+                 f"model: window={self.window} must be a whole number, or 0 for none")
         for name in ("dropout", "smoothing"):
             _require(0 <= getattr(self, name) < 1, f"model: {name}={getattr(self, name)} must be at least 0 and below 1")
         for name in ("softcap", "z_loss"):
@@ -139,6 +140,11 @@ class Model:
     def reach(self) -> int:
         """How many tokens, itself among them, a token sees at most: the window, or where there is none more than any text has."""
         return self.window or sys.maxsize
+
+    def require_positions(self, count: int, what: str):
+        """ValueError where the model has learned fewer positions than `what` has."""
+        _require(self.positions != "learned" or count <= self.longest,
+                 f"model: longest={self.longest} learned positions are too few for {what}, which has {count}")
 
     def dim(self, word: str) -> tuple[int, int]:
         """A dim of a parameter, "D", "HE" or "F/tp" -> (size, unit): the product of its letters, cut in whole first letters."""
@@ -229,7 +235,7 @@ _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, s
 
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
-    "mamba2": Model(pattern=("mamba2",), blocks=4, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=32),
+    "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
     "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, **_GPT2),
     "llama-tiny": Model(blocks=4, **_EVEN),                                     # 4 blocks of 2 = 8 layers
     "mamba2-tiny": Model(pattern=("mamba2",), blocks=8, **_EVEN),
@@ -248,7 +254,7 @@ FAMILIES = ("llama", "gpt2", "mamba1", "mamba2")
 # How the presets that are made to learn are trained; a whole run on 2 cores, control included, takes minutes.
 TRAININGS: dict[str, Training] = {
     "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
-    "mamba2": Training(steps=450, rows=4, sequence=256, rate=3e-3),
+    "mamba2": Training(steps=800, rows=4, sequence=256, rate=3e-3),
     "gpt2": Training(steps=700, rows=4, sequence=256, rate=3e-3),
     "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }

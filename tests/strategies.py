@@ -13,6 +13,24 @@ PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp",
             ("mamba1", "attention"))
 
 
+# The options of the Transformer, and what each may be: drawn one by one, so that any two may meet.
+TRANSFORMER = {
+    "norm": ("rms", "layer"), "mlp": ("swiglu", "gelu", "gelu_tanh"), "mlp_bias": (False, True), "qk_norm": (False, True),
+    "attention_bias": ("none", "qkv", "all"), "window": (0, 0, 1, 2, 4), "positions": ("rope", "rope", "learned", "none"),
+    "longest": (9, 9, 12), "rope_pairs": ("interleaved", "halves"), "rope_scaling": ("none", "linear", "ntk", "llama3"),
+    "rope_factor": (1.0, 4.0), "rope_original": (30, 8192), "softcap": (0.0, 0.0, 2.0), "smoothing": (0.0, 0.0, 0.2),
+    "z_loss": (0.0, 0.0, 0.1),
+}
+GPT2 = {"norm": "layer", "positions": "learned", "attention_bias": "all", "mlp": "gelu_tanh", "mlp_bias": True, "tied": True}
+
+
+@st.composite
+def options(draw) -> dict:
+    """Any options, and now and then those of GPT-2 together."""
+    drawn = {name: draw(st.sampled_from(values)) for name, values in TRANSFORMER.items()} | {"tied": draw(st.booleans())}
+    return drawn | draw(st.sampled_from(({}, {}, GPT2)))
+
+
 @st.composite
 def models(draw) -> Model:
     """Small models of each family, and hybrids, whose sizes divide nothing in particular.
@@ -26,9 +44,9 @@ def models(draw) -> Model:
                  width=draw(st.integers(4, 9)), heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads,
                  head_width=2 * draw(st.integers(2, 3)), ffn=draw(st.integers(3, 9)), ssm_heads=groups * each,
                  ssm_head_width=ssm_head_width, groups=groups, state=draw(st.integers(3, 5)), conv=draw(st.integers(1, 5)),
-                 chunk=draw(st.integers(1, 6)), tied=draw(st.booleans()), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))),
+                 chunk=draw(st.integers(1, 6)), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))),
                  inner=draw(st.integers(3, 9)), dt_rank=draw(st.integers(3, 4)),
-                 **draw(ssm_variants(ssm_head_width, groups * each)))
+                 **draw(options()), **draw(ssm_variants(ssm_head_width, groups * each)))
 
 
 @st.composite

@@ -4,11 +4,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from started import ended, require_mpi, start
 
 from refpar import cli
 from refpar.config import PRESETS, Layout, Training, parse_model
 from refpar.oracle.situation import PROOF, Situation
-from started import ended, require_mpi, start
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
 
@@ -44,6 +44,26 @@ REFUSED = [
     ("train --model llama,head_width=7", "head_width=7 must be even"),
     ("train --model mamba2,groups=3", "ssm_heads=8 must be a multiple of groups=3"),
     ("train --model llama,width=0", "width=0 must be a whole number of at least 1"),
+    ("train --model llama,norm=batch", "norm=batch must be rms or layer"),
+    ("train --model llama,mlp=relu", "mlp=relu must be swiglu or gelu or gelu_tanh"),
+    ("train --model llama,attention_bias=true", "attention_bias=true must be none or qkv or all"),
+    ("train --model llama,positions=sine", "positions=sine must be rope or learned or none"),
+    ("train --model llama,rope_pairs=thirds", "rope_pairs=thirds must be interleaved or halves"),
+    ("train --model llama,rope_scaling=yarn", "rope_scaling=yarn must be none or linear or ntk or llama3"),
+    ("train --model llama,rope_factor=0.5", "rope_factor=0.5 must be at least 1"),
+    ("train --model llama,rope_factor=inf", "rope_factor=inf must be at least 1, and finite"),
+    ("train --model llama,rope_low=4", "rope_low=4.0 must be above 0 and below rope_high=4.0"),
+    ("train --model llama,rope_original=0", "rope_original=0 must be a whole number of at least 1"),
+    ("train --model llama,rope_scaling=ntk,head_width=2", "head_width=2 must be above 2 for rope_scaling=ntk"),
+    ("train --model llama,window=-1", "window=-1 must be a whole number, or 0 for none"),
+    ("train --model llama,softcap=-1", "softcap=-1.0 must be at least 0"),
+    ("train --model llama,smoothing=1", "smoothing=1.0 must be at least 0 and below 1"),
+    ("train --model llama,z_loss=nan", "z_loss=nan must be at least 0"),
+    ("train --model llama,mlp_bias=perhaps", "mlp_bias=perhaps must be of the type bool"),
+    ("train --model gpt2,longest=0", "longest=0 must be a whole number of at least 1"),
+    ("train --model gpt2 --sequence 257", "longest=256 learned positions are too few for --sequence 257"),
+    ("train --model gpt2 --sample 500", "longest=256 learned positions are too few for --sample 500 after a prompt of 32 bytes"),
+    ("verify --model gpt2-uneven --sequence 68", "longest=67 learned positions are too few for the longest document, which has 68"),
     ("train --model llama,nope=1", "there is no field 'nope'"),
     ("train --model llama,blocks", "'blocks' must be written field=value"),
     ("train --model llama,vocab=100", "vocab=100 must be at least 256"),

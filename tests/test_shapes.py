@@ -29,11 +29,11 @@ MODELS = {
     "llama": Model(**SIZES),
     "llama, tied, with dropout": Model(tied=True, dropout=0.1, **SIZES),
     "mamba2": Model(pattern=("mamba2",), **SIZES),
+    "mamba2, norm first, skip by channel": Model(pattern=("mamba2",), norm_first=True, skip_by="channel", **SIZES),
+    "mamba1": Model(pattern=("mamba1",), **SIZES),
     "gpt2": Model(norm="layer", positions="learned", attention_bias="all", mlp="gelu", mlp_bias=True, qk_norm=True, softcap=9.0,
                   smoothing=0.1, **SIZES),
     "llama, in halves": Model(rope_pairs="halves", rope_scaling="llama3", mlp_bias=True, attention_bias="qkv", window=5, **SIZES),
-    "mamba2, norm first, skip by channel": Model(pattern=("mamba2",), norm_first=True, skip_by="channel", **SIZES),
-    "mamba1": Model(pattern=("mamba1",), **SIZES),
 }
 
 

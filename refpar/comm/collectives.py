@@ -182,7 +182,7 @@ def barrier(axis):
     for barrier synchronization" (1988).
     """
     nothing = np.empty(0, np.uint8)
-    with watch.errand(axis.name, "barrier"):
+    with watch.calling(axis, "barrier"):
         reach = 1
         while reach < axis.size:
             coming = axis.irecv(np.empty(0, np.uint8), (axis.index - reach) % axis.size)

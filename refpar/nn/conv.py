@@ -123,7 +123,7 @@ def conv_backward(dy, dafter, saved, w, position, carry=ALONE):
         dpadded[row, t + taps - 1 - k] += dy[row, t] * w[k]
         dw[k] += np.einsum("tc,tc->c", dy[row, t], padded[row, t + taps - 1 - k])
     count = (position >= 0).sum(1)
-    here, on = carry.backward(tail_merge_backward, Tail(count, dpadded[:, :taps - 1]), nothing_behind(dafter))
+    here, on = carry.backward(tail_merge_backward, Tail(count, dpadded[:, :taps - 1].copy()), nothing_behind(dafter))
     last = _each_row(count), count[:, None] + np.arange(taps - 1)
     dpadded[last] += here.rows                  # my last inputs are also what others see before their tokens
     return put_back(dpadded[:, taps - 1:], order), on.rows, dw, dy.sum((0, 1))

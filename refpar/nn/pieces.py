@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Callable, NamedTuple
 
 from refpar.config import Model
-from refpar.nn.ops import (layernorm_backward, layernorm_forward, linear_backward, linear_forward, rmsnorm_backward, rmsnorm_forward,
-                           summed)
+from refpar.nn.ops import (layernorm_backward, layernorm_forward, linear_backward, linear_forward, rmsnorm_backward,
+                           rmsnorm_forward, summed)
 
 
 class Piece(NamedTuple):

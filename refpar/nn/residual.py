@@ -13,7 +13,7 @@ from refpar.nn.seams import Layer, Seams
 
 
 def residual(layer: Layer, seams: Seams, norm: Piece) -> Layer:
-    """The layer on the residual stream: x [B, S, D] -> [B, S, D].  What it has outside its seams is its output's bias, or nothing."""
+    """The layer on the residual stream: x [B, S, D] -> [B, S, D].  Outside its seams it has its output's bias, or nothing."""
     def forward(x, w, batch, before):
         h, norm_saved = norm.forward(x, w)                                          # [B, S, D]
         y, after, inner = layer.forward(seams.enter.forward(h), w, batch, before)

@@ -79,10 +79,10 @@ def rope_backward(dy, turn):
 def halves_forward(x, turn):
     """x [B, S, H, E] turned by `turn` [B, S, 1, E/2], in pairs of one feature from each half."""
     half = x.shape[-1] // 2
-    pairs = np.empty((*x.shape[:-1], half), turn.dtype)                             # [B, S, H, E/2]
+    pairs = np.empty((*x.shape[:-1], half), turn.dtype)                             # [B, S, H, E/2] or [B, S, K, E/2]
     pairs.real, pairs.imag = x[..., :half], x[..., half:]
     pairs *= turn
-    return np.concatenate([pairs.real, pairs.imag], axis=-1)                        # [B, S, H, E]
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)                        # [B, S, H, E] or [B, S, K, E]
 
 
 def halves_backward(dy, turn):

@@ -97,7 +97,7 @@ def embedding_layer(config: Model, seams: Seams) -> Layer:
 
     def backward(dy, dafter, saved, w, batch):
         dx = seams.drop.backward(dy, batch)
-        grads = {name: embedding_backward(dx, batch.position, w[name]) for name in learned}     # [X, D]
+        grads = {name: embedding_backward(dx, batch.position, w[name]) for name in learned}
         dx = seams.leave.backward(dx)
         return None, None, grads | {"table": embedding_backward(dx, saved["tokens"], w["table"], seams.first)}
 

@@ -31,6 +31,7 @@ ALONE = run(dp=1, rows=4)
 EQUAL = run(dp=2, rows=4)
 RING = CommSituation(Layout(tp=3))                                                      # uneven shards
 EVEN_RING = CommSituation(Layout(tp=3), shape=(6, 3), sizes=(2, 2, 2), other_sizes=(1, 1, 1))
+LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3)     # longer than eager messages
 LONE_RANK = CommSituation(Layout(), sizes=(5,), other_sizes=(4,))
 PAIR = CommSituation(Layout(tp=2), shape=(4, 4), sizes=(2, 2), other_sizes=(2, 2))
 
@@ -137,6 +138,20 @@ COMMUNICATION = (
     Fault("reused-buffer", "NVIDIA/Megatron-LM#4047",
           "what arrives is written where the last message is still being sent from: a race, which ranks as threads report for sure",
           "refpar.comm.collectives:_sum_around", "scratch[step % 2]", "scratch[0]", RING, PAIR, "collective_means"),
+    Fault("send-before-receive", "pytorch/pytorch#172668",
+          "all neighbours send first, and receive when that is done: it works while messages are short enough to leave alone",
+          "refpar.comm.collectives:_sum_around",
+          """        coming = axis.irecv(arriving, left)
+        going = axis.isend(travelling, right)
+        coming.wait()
+        going.wait()
+""", """        axis.send(travelling, right)
+        axis.recv(arriving, left)
+""", LONG_RING, EVEN_RING, "collective_means"),
+    Fault("local-shapes", "deepspeedai/DeepSpeed#6809",
+          "each rank takes its own counts for those of what the others will send (there the capacity of an expert)",
+          "refpar.comm.collectives:all_to_all", "shape[join] = size", "shape[join] = join_sizes[axis.index]", RING, EVEN_RING,
+          "collective_means"),
     Fault("rounded-at-each-hop", "NVIDIA/Megatron-LM#6199",
           "a ring of few bits rounds the sum on every rank that it passes, and is the worse the more there are",
           "refpar.comm.collectives:_sum_of_parts", "flat.dtype == np.float16", "False",
