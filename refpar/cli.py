@@ -133,7 +133,7 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4")),
     "bench": Command(
         "Measure refpar beside what others use.",
-        {"what": "collectives, beside the MPI library's own; step (of training) or scan (Mamba's), beside PyTorch and Hugging Face"},
+        {"what": "collectives, beside the MPI library's own; step (of training) or scan, beside PyTorch and Hugging Face"},
         ("cases", "rounds"),
         ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",
          "python -m refpar bench step --cases llama-128,mamba2-256",
