@@ -153,8 +153,9 @@ def _base(array):
 
 
 def elements(tree) -> int:
-    """Elements held by a nest of arrays, each base array once: two views of one buffer are one buffer."""
-    return sum({id(base): base.size for base in map(_base, arrays_of(tree))}.values())
+    """Elements held by a nest of arrays, each base array once: two views of one buffer are one buffer, of elements as large as a
+    view's (the base of a float array may be complex)."""
+    return sum({id(base): base.nbytes // array.itemsize for array in arrays_of(tree) for base in [_base(array)]}.values())
 
 
 class Ledger(Observer):
