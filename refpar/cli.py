@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -22,7 +21,6 @@ from typing import Any, Callable, NamedTuple
 from refpar.config import PRESETS, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
-INTERRUPTED = 130       # as a shell says it of Ctrl-C
 
 
 def whole(least: int) -> Callable:
@@ -220,21 +218,9 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status."""
-    from refpar.comm import launch
+    from refpar.comm.launch import launched
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    try:
-        world = launch.launch()
-    except launch.LaunchError as error:
-        launch.refuse(error)
-    if world.kind == "processes":
-        world.leave(command_of(world, *words))
-    try:
-        return command_of(world, *words)
-    except BrokenPipeError:                 # who reads, `| head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return refuse(words[0], "interrupted", world.main, INTERRUPTED)
+    return launched(lambda world: command_of(world, *words))
 
 
 def command_of(world, name: str, *words: str) -> int:
@@ -267,8 +253,8 @@ def tell(world, text: str) -> int:
     return 0
 
 
-def refuse(name: str, sentence: str, printing: bool, status: int = REFUSED) -> int:
+def refuse(name: str, sentence: str, printing: bool) -> int:
     """One sentence on stderr, and the exit status."""
     if printing:
         sys.stderr.write(f"refpar{' ' if name else ''}{name}: {sentence}\n")
-    return status
+    return REFUSED
