@@ -236,7 +236,7 @@ _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, s
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
     "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
-    "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, **_GPT2),
+    "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, longest=64, **_GPT2),
     "llama-tiny": Model(blocks=4, **_EVEN),                                     # 4 blocks of 2 = 8 layers
     "mamba2-tiny": Model(pattern=("mamba2",), blocks=8, **_EVEN),
     "gpt2-tiny": Model(blocks=4, **_EVEN | dict(kv_heads=8), **_GPT2),
@@ -255,7 +255,7 @@ FAMILIES = ("llama", "gpt2", "mamba1", "mamba2")
 TRAININGS: dict[str, Training] = {
     "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
     "mamba2": Training(steps=800, rows=4, sequence=256, rate=3e-3),
-    "gpt2": Training(steps=700, rows=4, sequence=256, rate=3e-3),
+    "gpt2": Training(steps=900, rows=16, sequence=64, rate=3e-3),       # each learned position is seen in every row: short rows
     "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
 
