@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refpar import corpus, ngram
-from refpar.cli import training_of
+from refpar.cli import check_ranks, training_of
 from refpar.comm.mesh import Mesh
 from refpar.commands.memory import keep_pages
 from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
@@ -82,6 +82,7 @@ def layout_of(world, args) -> Layout:
         raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are trained over dp alone")
     if world.size is not None and world.size != layout.ranks:
         raise ValueError(f"mesh {layout} needs {layout.ranks} ranks, and mpiexec started {world.size} processes")
+    check_ranks(world, layout)
     return layout
 
 
