@@ -86,8 +86,9 @@ REFUSED = [
     ("train --text short.txt", "short.txt has 5 bytes"),
     ("train --text binary.txt", "binary.txt is binary"),
     ("train --text latin.txt", "latin.txt is binary"),
-    ("train --out there", "the folder there is there already"),
+    ("train --out cut.npz", "the folder cut.npz has checkpoints already"),
     ("train --out good.txt/run", "cannot be made"),
+    ("train --out /dev/null/run", "the folder /dev/null/run cannot be made, for /dev/null is no folder that can be written to"),
     ("train --out there --resume", "there has no checkpoint"),
     ("train --out nowhere --resume", "nowhere has no checkpoint"),
     ("train --out cut.npz --resume", "is cut short or damaged"),
@@ -137,7 +138,7 @@ def test_a_checkpoint_of_another_run_is_refused(folder, capsys):
     run = ["train", "--text", "good.txt", "--sequence", "8", "--rows", "1", "--sample", "0", "--out", "run", "--steps"]
     assert cli.main([*run, "1", "--model", TINY]) == 0
     before = (folder / "run" / "log.jsonl").read_bytes()
-    assert cli.main([*run, "1", "--model", f"{TINY},ffn=18", "--resume"]) == 2
+    assert cli.main([*run, "1", "--model", TINY.replace("ffn=16", "ffn=18"), "--resume"]) == 2
     assert "is of another model: ffn is 16 there and 18 here" in capsys.readouterr().err
     assert cli.main([*run, "2", "--model", TINY, "--resume"]) == 2
     assert "is of another run: steps is 1 there and 2 here" in capsys.readouterr().err
