@@ -229,3 +229,23 @@ def test_a_closed_pipe_is_silence(folder, words):
                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
     os.close(writer)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_fault_is_repeated_by_the_command_it_prints(capsys):
+    assert cli.main(["verify", "--fault", "mean-of-means"]) == 1
+    last = capsys.readouterr().out.splitlines().pop()
+    assert last.startswith("FAILS: step 1: the gradient") and "(python -m refpar verify --fault mean-of-means --model llama" in last
+    assert cli.main(shlex.split(last[last.index("verify"):].rstrip(")"))) == 1
+    assert capsys.readouterr().out.splitlines().pop() == last
+
+
+def test_what_processes_do_not_see_threads_may(capsys, monkeypatch):
+    from refpar.comm.threads import ThreadWorld
+    from refpar.commands import verify
+    monkeypatch.setattr("refpar.oracle.faults.property_of", lambda fault: lambda world, situation: None)
+    world = ThreadWorld()
+    world.kind, world.size = "processes", 1
+    assert verify.run_fault(world, "reused-buffer") == 1 and "ranks are 1 process\n" in verify.heading(world)
+    assert "NOT SEEN" in (out := capsys.readouterr().out) and out.endswith("see it:  python -m refpar verify --fault reused-buffer\n")
+    with pytest.raises(ValueError, match="--fault reused-buffer shows on 3 ranks, and mpiexec started 1"):
+        verify.prepare(world, cli.parse("verify", ["--fault", "reused-buffer"]))
