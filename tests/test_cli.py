@@ -28,6 +28,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
     (tmp_path / "there").mkdir()
     (tmp_path / "bad.json").write_text("{")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "cut.npz").mkdir()
     (tmp_path / "cut.npz" / "step-000003.npz").write_bytes(b"PK\3\4 and no more")
     return tmp_path
@@ -73,6 +75,9 @@ REFUSED = [
     ("train --model llama,vocab=100", "vocab=100 must be at least 256"),
     ("train --model nope.json", "the file nope.json cannot be read"),
     ("train --model bad.json", "the file bad.json is not JSON"),
+    ("train --model deep.json", "the file deep.json is nested too deep"),
+    ("train --model pipe.json", "pipe.json must be a regular file"),
+    ("train --text /dev/zero", "/dev/zero is no regular file"),
     ("train --steps 0", "--steps must be a whole number of at least 1, not '0'"),
     ("train --rows x", "--rows must be a whole number of at least 1, not 'x'"),
     ("train --rate -1", "--rate must be a number of at least 0, not '-1'"),
