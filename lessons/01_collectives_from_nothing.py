@@ -170,4 +170,4 @@ def situations() -> list[CommSituation]:
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=collectives.all_reduce)
+    lesson.main(teach, mine=collectives.all_reduce, gives=lambda x, *_, **__: x)
