@@ -10,7 +10,7 @@ from refpar.config import AXES, Layout, shares
 from refpar.oracle.situation_comm import CommSituation
 
 MOST = 8            # ranks
-EXAMPLES = 40       # of a property: each runs every collective, on every group of the mesh
+EXAMPLES = 30       # of a property: each runs every collective, on every group of the mesh
 _AXES = [axes for count in range(len(AXES) + 1) for axes in combinations(AXES, count)]  # from none to all
 
 
@@ -40,7 +40,8 @@ def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "f
     dim, other = draw(st.permutations(range(len(shape))))[:2]
     shape[dim], shape[other] = sum(sizes), sum(other_sizes)
     return CommSituation(layout, axes, tuple(shape), dim, sizes, other, other_sizes, draw(st.sampled_from(dtypes)),
-                         root=draw(st.integers(0, ranks - 1)), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
+                         root=draw(st.integers(0, ranks - 1)), op=draw(st.sampled_from(("add", "maximum"))),
+                         segment=draw(st.sampled_from((16, 8, 1 << 20))), node=draw(st.sampled_from((None, 1, 2, 3, 4))), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
 
 
 @cache

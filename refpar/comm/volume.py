@@ -1,8 +1,8 @@
 """What each collective sends: formulas for one rank, exact for any sizes, beside the survey's table 2.
 
-`sizes` holds the elements of every rank's part of an array of T = sum(sizes) elements; p is their number, and `i` the rank, by
+First the rings, trees and direct messages of FORMULAS, then every other algorithm (`refpar/comm/choose.py` has the table).  `sizes` holds the elements of every rank's part of an array of T = sum(sizes) elements; p is their number, and `i` the rank, by
 index on the axis.  Every formula answers with a Volume: messages and elements that rank i sends, and that it receives.  Bytes are
-elements times the itemsize (of float64 where `reduce` adds up float16).  A test holds these against the ledger of real runs.
+elements times the itemsize (of float64 where sums of float16 travel, `refpar/comm/rounding.py`).  A test holds these against the ledger of real runs.
 
 Messages are counted as sent: a ring of p ranks sends p-1 messages even where parts are empty.
 """
@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple
 
+from refpar.comm import bruck, pipelined
+from refpar.comm.doubling import doublings, fold, halvings
+from refpar.comm.hierarchical import share_lengths, width
 from refpar.comm.trees import children, end
+from refpar.config import shares
 
 
 class Volume(NamedTuple):
@@ -33,7 +37,7 @@ def reduce_scatter(i: int, sizes) -> Volume:
     return Volume(p - 1, total - sizes[i], p - 1, total - sizes[(i - 1) % p])
 
 
-def reduce_scatter_float16(i: int, sizes) -> Volume:
+def reduce_scatter_direct(i: int, sizes) -> Volume:
     """Sent: the same.  Received: p-1 addends of the own part."""
     p, total = len(sizes), sum(sizes)
     return Volume(p - 1, total - sizes[i], p - 1, (p - 1) * sizes[i])
@@ -50,9 +54,9 @@ def all_reduce(i: int, sizes) -> Volume:
     return reduce_scatter(i, sizes) + all_gather(i, sizes)
 
 
-def all_reduce_float16(i: int, sizes) -> Volume:
-    """Both, with the exchange in place of the ring."""
-    return reduce_scatter_float16(i, sizes) + all_gather(i, sizes)
+def all_reduce_direct(i: int, sizes) -> Volume:
+    """Both, with the direct messages in place of the first ring."""
+    return reduce_scatter_direct(i, sizes) + all_gather(i, sizes)
 
 
 def exchange(i: int, blocks) -> Volume:
@@ -119,8 +123,134 @@ def _reversed(volume: Volume) -> Volume:
 FORMULAS: dict[str, Callable[..., Volume]] = {
     "all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather, "exchange": exchange,
     "all_to_all": all_to_all, "broadcast": broadcast, "reduce": reduce, "scatter": scatter, "gather": gather, "barrier": barrier,
-    "send_along": send_along, "all_reduce float16": all_reduce_float16, "reduce_scatter float16": reduce_scatter_float16,
+    "send_along": send_along,
 }
+
+
+# Halving and doubling.
+
+def both_ways(messages: int, elements: int) -> Volume:
+    """As much is received as sent."""
+    return Volume(messages, elements, messages, elements)
+
+
+def all_reduce_doubling(i: int, sizes) -> Volume:
+    """A leader swaps the whole in each round; a pair swaps it once more."""
+    leaders, partner = fold(i, len(sizes))
+    rounds = _rounds(len(leaders)) if i in leaders else 0
+    return both_ways(rounds, rounds * sum(sizes)) + _of_pair(partner, sum(sizes))
+
+
+def all_reduce_rabenseifner(i: int, sizes) -> Volume:
+    """A leader halves and doubles; a pair swaps the whole once more."""
+    leaders, partner = fold(i, len(sizes))
+    volume, total = NOTHING, sum(sizes)
+    if i in leaders:
+        place, parts = leaders.index(i), shares(total, len(leaders))
+        volume = reduce_scatter_halving(place, parts) + all_gather_doubling(place, parts)
+    return volume + _of_pair(partner, total)
+
+
+def reduce_scatter_halving(i: int, sizes) -> Volume:
+    """In each round: the half that I give, for that which I keep.  A pair: the whole, for the part of its second."""
+    leaders, partner = fold(i, len(sizes))
+    if i not in leaders:
+        return Volume(1, sum(sizes), 1, sizes[i])
+    volume, runs = NOTHING, _runs(leaders, sizes)
+    for _, keep, give in halvings(leaders.index(i), len(leaders)):
+        volume += Volume(1, sum(runs[slice(*give)]), 1, sum(runs[slice(*keep)]))
+    return volume + (NOTHING if partner is None else Volume(1, sizes[partner], 1, sum(sizes)))
+
+
+def all_gather_doubling(i: int, sizes) -> Volume:
+    """In each round: what I have, for what I need.  A pair: the part of its second, for the whole."""
+    leaders, partner = fold(i, len(sizes))
+    if i not in leaders:
+        return Volume(1, sizes[i], 1, sum(sizes))
+    volume, runs = NOTHING, _runs(leaders, sizes)
+    for _, have, need in doublings(leaders.index(i), len(leaders)):
+        volume += Volume(1, sum(runs[slice(*have)]), 1, sum(runs[slice(*need)]))
+    return volume + (NOTHING if partner is None else Volume(1, sum(sizes), 1, sizes[partner]))
+
+
+def reduce_rabenseifner(i: int, sizes, root: int = 0) -> Volume:
+    """Halving, and a tree to the root."""
+    return reduce_scatter_halving(i, sizes) + gather(i, sizes, root)
+
+
+def _rounds(leaders: int) -> int:
+    return leaders.bit_length() - 1
+
+
+def _of_pair(partner, total: int) -> Volume:
+    """x one way and the result the other."""
+    return NOTHING if partner is None else both_ways(1, total)
+
+
+def _runs(leaders: list[int], sizes) -> list[int]:
+    """Elements of each leader's part and that of the rank behind it."""
+    return [sum(sizes[leader:end]) for leader, end in zip(leaders, [*leaders[1:], len(sizes)])]
+
+
+# Bruck, pipelines, nodes.
+
+def all_gather_bruck(i: int, sizes) -> Volume:
+    """Round k: the parts of as many ranks from me on as I have or as are missing, for those that follow."""
+    p, volume = len(sizes), NOTHING
+    for reach in bruck.rounds(p):
+        count = min(reach, p - reach)
+        volume += Volume(1, sum(sizes[(i + step) % p] for step in range(count)),
+                         1, sum(sizes[(i + reach + step) % p] for step in range(count)))
+    return volume
+
+
+def exchange_bruck(i: int, blocks) -> Volume:
+    """blocks[i][j]: elements from rank i to rank j.  Round k: every block that has bit k in its way."""
+    p, volume = len(blocks), NOTHING
+    for reach in bruck.rounds(p):
+        here, there = (sum(bruck.arriving_size(rank, steps, reach, blocks) for steps in range(p) if steps & reach)
+                       for rank in (i, (i + reach) % p))
+        volume += Volume(1, there, 1, here)
+    return volume
+
+
+def broadcast_scattered(i: int, sizes, root: int = 0) -> Volume:
+    """The parts down a tree, and around a ring."""
+    return scatter(i, sizes, root) + all_gather(i, sizes)
+
+
+def broadcast_pipelined(i: int, sizes, root: int, trees, segment: int) -> Volume:
+    """Every segment, to each child in its tree, after it came from the parent; `segment` in elements."""
+    place, volume = (i - root) % len(sizes), NOTHING
+    for tree, piece in pipelined.segments(sum(sizes), len(trees), segment):
+        below, above, length = len(pipelined.children(trees[tree], place)), int(place > 0), piece.stop - piece.start
+        volume += Volume(below, below * length, above, above * length)
+    return volume
+
+
+def reduce_pipelined(i: int, sizes, root: int, trees, segment: int) -> Volume:
+    """The way of broadcast, upwards."""
+    return _reversed(broadcast_pipelined(i, sizes, root, trees, segment))
+
+
+def all_reduce_pipelined(i: int, sizes, trees, segment: int) -> Volume:
+    """Up and down."""
+    return reduce_pipelined(i, sizes, 0, trees, segment) + broadcast_pipelined(i, sizes, 0, trees, segment)
+
+
+def all_reduce_tree(i: int, sizes) -> Volume:
+    """Up and down."""
+    return reduce(i, sizes) + broadcast(i, sizes)
+
+
+def all_reduce_hierarchical(i: int, sizes, nodes) -> Volume:
+    """Two rings inside the node, and those across it, of my share, where I have one."""
+    node = next(node for node in nodes if i in node)
+    place, lengths = node.index(i), share_lengths(sum(sizes), nodes, node)
+    volume = reduce_scatter(place, lengths) + all_gather(place, lengths)
+    if place < width(nodes):
+        volume += all_reduce(nodes.index(node), shares(lengths[place], len(nodes)))
+    return volume
 
 
 class Row(NamedTuple):
