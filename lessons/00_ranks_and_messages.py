@@ -124,7 +124,7 @@ def teach(page: lesson.Page):
 
 def situations() -> list[CommSituation]:
     """Where your broadcast is judged: 1 to 5 ranks, every root, arrays of two shapes, one of them empty."""
-    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root)
+    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root, cases=("broadcast tree",))
             for p in range(1, 6) for root in range(p) for shape in ((3, 2), (0, 4))]
 
 

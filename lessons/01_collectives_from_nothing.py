@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from refpar import lesson
-from refpar.comm import collectives, trees, volume
+from refpar.comm import collectives, ring, trees, volume
 from refpar.comm.mesh import Axis
 from refpar.comm.shards import slices
 from refpar.config import Layout, share, shares
@@ -58,17 +58,17 @@ def over_root(wire):
 
 def first_half(wire):
     axis = Axis.world(wire)
-    return collectives.reduce_scatter(lengths_of(axis), axis)
+    return collectives.reduce_scatter(lengths_of(axis), axis, algorithm="ring")
 
 
 def second_half(wire, finished):
     axis = Axis.world(wire)
-    return collectives.all_gather(finished[axis.index], axis, 0, shares(LENGTHS, axis.size))
+    return collectives.all_gather(finished[axis.index], axis, 0, shares(LENGTHS, axis.size), algorithm="ring")
 
 
 def both_halves(wire):
     axis = Axis.world(wire)
-    return collectives.all_reduce(lengths_of(axis), axis)
+    return ring.all_reduce(lengths_of(axis), axis)
 
 
 def every_operation(wire):
@@ -78,10 +78,10 @@ def every_operation(wire):
     whole, shard, square = np.tile(block, (n * n, 1)), np.tile(block, (n, 1)), np.tile(block, (1, n))       # T, T/N, T/N elements
     trees.reduce(whole, axis)
     trees.gather(shard, axis, 0, [60 * n] * n)
-    collectives.all_gather(shard, axis, 0, [60 * n] * n)
-    collectives.reduce_scatter(whole, axis)
+    collectives.all_gather(shard, axis, 0, [60 * n] * n, algorithm="ring")
+    collectives.reduce_scatter(whole, axis, algorithm="ring")
     collectives.all_to_all(square, axis, 1, [1] * n, 0, [60] * n)
-    collectives.all_reduce(whole, axis)
+    ring.all_reduce(whole, axis)
 
 
 def teach(page: lesson.Page):
@@ -168,4 +168,4 @@ def situations() -> list[CommSituation]:
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=collectives.all_reduce)
+    lesson.main(teach, mine=ring.all_reduce)

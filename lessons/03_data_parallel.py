@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from refpar import corpus, lesson
-from refpar.comm import volume
+from refpar.comm import choose
+from refpar.comm.choose import Call
 from refpar.comm.mesh import Mesh
 from refpar.config import Layout, Model, Training, shares
 from refpar.nn.build import build
@@ -131,12 +132,12 @@ def teach(page: lesson.Page):
                + (f": not {next(iter(far))}, nor {len(far) - 1} others" if far else ""))
 
     page.say("", "5. What it cost: the count, the gradients in one bucket, and the loss; each an all_reduce, and nothing else.")
-    promised = [volume.all_reduce(rank, shares(1, p)) + volume.all_reduce(rank, shares(numbers, p)) + volume.all_reduce(rank, shares(1, p))
-                for rank in range(p)]
+    calls = [Call(shares(count, p), np.dtype(np.float64), [list(range(p))]) for count in (1, numbers, 1)]
+    promised = [[sum(column) for column in zip(*(choose.promised("all_reduce", None, rank, call) for call in calls))] for rank in range(p)]
     if page.mine is None:
-        page.compare(told, [(messages, 8 * elements) for messages, elements, *_ in promised])
+        page.compare(told, [(messages, size) for messages, size, *_ in promised])
     sent, least = sum(diary.sent()[1] for _, diary in told), 2 * (p - 1) * (numbers + 2) * 8
-    page.check(sent == least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
+    page.check(sent >= least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
     page.show(told, name_of)
 
     page.say("", f"6. Training for {TRAINING.steps} steps; the last one has {ROWS[2]} rows in place of {ROWS[0]}.")

@@ -92,6 +92,8 @@ OPTIONS: dict[str, Option] = {
     "fault": Option(str, "NAME", "plant this fault first: the run must then end red"),
     "list-faults": Option(None, "", "list the faults that can be planted"),
     "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
+    "algorithm": Option(str, "NAME", "of the collective, such as ring or doubling (default: what refpar would choose)"),
+    "node": Option(whole(1), "N", "ranks of one node, for the hierarchical algorithm (default: all)"),
     "json": Option(None, "", "print JSON in place of tables"),
 }
 
@@ -122,10 +124,10 @@ COMMANDS: dict[str, Command] = {
         "Draw a layout in the terminal.  No model is run.",
         {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective",
          "collective": "for messages, such as all_reduce"},
-        ("model", "mesh", "order", "size", "json"),
+        ("model", "mesh", "order", "size", "algorithm", "node", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh dp=2,tp=2",
-         "python -m refpar show messages all_reduce --mesh dp=4")),
+         "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",
         {"what": "collectives: hand-written beside the MPI library's own call"},

@@ -97,6 +97,10 @@ def program_that_refuses(wire, call):
     (lambda axis: collectives.all_gather(np.zeros(3), axis, 0, (4, 4, -2)), "at least 0"),
     (lambda axis: collectives.all_to_all(np.zeros((3, 1)), axis, 0, None, 0, (3, 3, 3)), "split and join are both dim 0"),
     (lambda axis: collectives.exchange([np.zeros(1)], axis, [(1,)]), "1 blocks and 1 shapes must be 3"),
+    (lambda axis: collectives.all_reduce(np.zeros(1), axis, algorithm="halving"),
+     "all_reduce: there is no algorithm 'halving'; there are direct, hierarchical, doubling, rabenseifner, ring, tree, chain, double"),
+    (lambda axis: collectives.exchange([np.zeros(1)] * 3, axis, [(1,)] * 3, algorithm="bruck"), "there are direct, pairwise"),
+    (lambda axis: collectives.reduce(np.zeros(1), axis, root=3), "reduce on world: root 3 must be an index from 0 to 2"),
     (lambda axis: trees.broadcast(np.zeros(1), axis, root=3), "root 3 must be an index from 0 to 2"),
     (lambda axis: trees.gather(np.zeros(1), axis, 0, (1, 1, 1), root=-1), "root -1 must be an index from 0 to 2"),
 ])
@@ -120,9 +124,11 @@ def program_held(wire):
     """Elements of scratch and results that each collective holds at its peak."""
     axis, peaks = Axis.world(wire), {}
     x = np.ones((12, 2), np.float32)
-    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis),
-                       "all_reduce": lambda: collectives.all_reduce(x, axis),
-                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size),
+    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis, algorithm="ring"),
+                       "all_reduce": lambda: collectives.all_reduce(x, axis, algorithm="ring"),
+                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size, algorithm="ring"),
+                       "halving": lambda: collectives.reduce_scatter(x, axis, algorithm="halving"),
+                       "chain": lambda: collectives.reduce(x, axis, algorithm="chain", segment=16),
                        "float16": lambda: collectives.reduce_scatter(x.astype(np.float16), axis)}.items():
         with watch.watching(watch.Ledger()) as ledger:
             call()
@@ -133,7 +139,8 @@ def program_held(wire):
 def test_what_a_collective_holds():
     """A ring needs room for two parts and its result, not for the whole of every rank."""
     for peaks in ThreadWorld().run(program_held, 4):
-        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24, "float16": 3 * 6}
+        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24, "float16": 3 * 6,
+                         "halving": 12 + 6, "chain": 4}
 
 
 def program_with_template(wire):

@@ -1,16 +1,16 @@
 """What each algorithm should take: the alpha-beta-gamma model, for p ranks and an array of n bytes.
 
-A message of m bytes takes alpha + m beta (latency, and one over the bandwidth), adding m bytes m gamma; every rank sends one message
-and receives another at the same time, and all links are alike.  So an algorithm's time is a sum of three terms, of which the model
-needs only the factors:
+A message of m bytes takes alpha + m beta (latency, and one over the bandwidth), adding m bytes m gamma; every rank sends one
+message and receives another at the same time, and all links are alike.  So an algorithm's time is a sum of three terms, of which
+the model needs only the factors:
 
     time = messages * alpha + passes * n * beta + sums * n * gamma         along the longest chain of steps
 
 Parts are even, p is a power of 2 for halving and doubling, k are the segments of a pipeline and h the height of a tree.  For
 all_to_all n is the bytes of the blocks on each rank, else those of the whole array.
 
-Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); for two trees Sanders,
-Speck and Träff (2009).  A test holds these beside the clock of a simulated network of that kind.
+Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); for two trees
+Sanders, Speck and Träff (2009).  A test holds these beside the clock of a simulated network of that kind.
 """
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def all_gather(flat, axis, parts):
 def all_to_all(blocks, axis, shapes, sizes) -> list:
     """Block j of every rank to rank j; sizes[i][j]: elements from rank i to rank j, for all of them.
 
-    A block that must go d steps to the right takes the bits of d one by one: in round k all blocks with bit k set move 2**k ranks on,
-    in one message.  Messages ceil(log2 p); elements some ceil(log2 p)/2 of all blocks: each is sent as often as its d has bits;
+    A block that must go d steps to the right takes the bits of d one by one: in round k all blocks with bit k set move 2**k ranks
+    on, in one message.  Messages ceil(log2 p); elements some ceil(log2 p)/2 of all blocks: each is sent as often as its d has bits;
     time about log2 p (alpha + n/2 beta), for n bytes of blocks on each rank.
     """
     p, dtype = axis.size, blocks[axis.index].dtype

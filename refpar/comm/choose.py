@@ -3,8 +3,8 @@
 Every algorithm can be named (`all_reduce(x, axis, algorithm="ring")`).  Where none is, the first of the operation's list takes the
 call whose condition holds.  All ranks of an axis must choose alike, so a condition looks only at what all of them know.
 
-The bounds were measured (`refpar bench collectives`; on two cores): doubling to some 64 KiB, then halving or rings.  Where ranks are
-no power of 2, halving pays for the ranks that are left over, and a ring does not.  Volumes are of rank i, in elements.
+The bounds were measured (`refpar bench collectives`; on two cores): doubling to some 64 KiB, then halving or rings.  Where ranks
+are no power of 2, halving pays for the ranks that are left over, and a ring does not.  Volumes are of rank i, in elements.
 """
 from __future__ import annotations
 
@@ -156,14 +156,16 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "chain": Algorithm(lambda x, axis, c: pipelined.broadcast(x, axis, c.root, chain(c.p), c.segment),
                            lambda i, c: volume.broadcast_pipelined(i, c.sizes, c.root, chain(c.p), c.in_segment(np.dtype))),
         "double-tree": Algorithm(lambda x, axis, c: pipelined.broadcast(x, axis, c.root, two_trees(c.p), c.segment),
-                                 lambda i, c: volume.broadcast_pipelined(i, c.sizes, c.root, two_trees(c.p), c.in_segment(np.dtype))),
+                                 lambda i, c: volume.broadcast_pipelined(i, c.sizes, c.root, two_trees(c.p),
+                                                                         c.in_segment(np.dtype))),
     },
     # run(x, axis, call) -> the sum, on the root
     "reduce": {
         "rabenseifner": _sum(lambda x, axis, c: scattered.reduce(x, axis, c.root, c.op),
                              lambda i, c: volume.reduce_rabenseifner(i, c.sizes, c.root),
                              lambda c: scatters(c) and halves(c)),
-        "tree": _sum(lambda x, axis, c: trees.reduce(x, axis, c.root, c.op), lambda i, c: volume.reduce(i, c.sizes, c.root), always),
+        "tree": _sum(lambda x, axis, c: trees.reduce(x, axis, c.root, c.op),
+                     lambda i, c: volume.reduce(i, c.sizes, c.root), always),
         "chain": _sum(lambda x, axis, c: pipelined.reduce(x, axis, c.root, chain(c.p), c.segment, c.op),
                       lambda i, c: volume.reduce_pipelined(i, c.sizes, c.root, chain(c.p), c.in_segment(travels_as))),
         "double-tree": _sum(lambda x, axis, c: pipelined.reduce(x, axis, c.root, two_trees(c.p), c.segment, c.op),

@@ -1,7 +1,7 @@
 """The collectives: what they mean, and the door of each.  How they are done stands in the table of `refpar/comm/choose.py`.
 
-Notation, here and in the algorithms: p ranks on the axis, T elements of the whole array, n its bytes; a message takes alpha + beta *
-bytes, an addition gamma a byte.  Every message of the formulas is sent, an empty one too, so that uneven and empty shards need no
+Notation, here and in the algorithms: p ranks on the axis, T elements of the whole array, n its bytes; a message takes alpha + beta
+* bytes, an addition gamma a byte.  Every message of the formulas is sent, an empty one too, so that uneven and empty shards need no
 case of their own.  Formulas for one rank, exact for uneven sizes, stand in `refpar/comm/volume.py`.
 
 Arguments are never written, and what is returned may be the argument or a view of it: nobody writes to either.  The order of

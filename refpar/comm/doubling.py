@@ -1,18 +1,18 @@
 """Recursive halving and doubling: partners at distances 1, 2, 4, ... rather than neighbours.
 
 Idea: after k rounds in which everybody swaps with a partner whose number differs in one bit, 2**k ranks know of each other: log2 p
-rounds where a ring takes p-1.  **Doubling** swaps all that is known.  **Halving** swaps only the half that the partner will keep, so
-that it moves no more than a ring.  **Rabenseifner's** all_reduce is halving and then doubling, as a ring's is two rings.
+rounds where a ring takes p-1.  **Doubling** swaps all that is known.  **Halving** swaps only the half that the partner will keep,
+and so moves no more than a ring.  **Rabenseifner's** all_reduce is halving and then doubling, as a ring's is two rings.
 
-The numbers of partners differ in one bit, so this needs 2**k ranks.  Of p = 2**k + r the first 2r stand in pairs, (0 1), (2 3), ...:
-the second of a pair gives what it has to the first, rests, and is given the result.
+The numbers of partners differ in one bit, so this needs 2**k ranks.  Of p = 2**k + r the first 2r stand in pairs, (0 1), (2 3),
+...: the second of a pair gives what it has to the first, rests, and is given the result.
 
     p = 6:  (0 1) (2 3) 4 5     leaders 0 2 4 5     rounds of the leaders, as 0 1 2 3:  distance 2: 0-2 1-3    distance 1: 0-1 2-3
 
 A partner's sum is always added as op(lower, higher), so both get the same bits; all three sums here add in the same order, so their
 results are the same to the bit.
 
-Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), sections 4.1, 4.4, 4.5.
+Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), section 4.
 """
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def _halve_and_double(x, axis, op):
 
 @rounded_once
 def reduce_scatter(flat, axis, parts, op=np.add):
-    """Part i of the sum, on rank i, by halving.  Messages log2 p; elements (p-1)/p T where p is a power of 2;
-    time log2 p alpha + (p-1)/p n (beta + gamma).  Between powers of 2, the pairs add (alpha + n beta + n gamma) + (alpha + n/p beta).
+    """Part i of the sum, on rank i, by halving.  Messages log2 p; elements (p-1)/p T where p is a power of 2; time log2 p alpha +
+    (p-1)/p n (beta + gamma).  Between powers of 2, the pairs add (alpha + n beta + n gamma) + (alpha + n/p beta).
     """
     leaders, partner = fold(axis.index, axis.size)
     mine = parts[axis.index]

@@ -1,9 +1,9 @@
 """Inside a node first, then across: the slow links between nodes carry only what must cross them.
 
-Idea: G ranks of a node reduce_scatter among themselves, so each holds 1/G of the node's sum; rank j of every node meets rank j of the
-others, and they all_reduce their share; all_gather inside the node.  A node's links to the others carry its sum once, not G times, and
-all G ranks of a node use them at once.  Where nodes hold unequal numbers of the axis's ranks, the smallest says how many shares there
-are, and the other ranks of a node keep none.
+Idea: G ranks of a node reduce_scatter among themselves, so each holds 1/G of the node's sum; rank j of every node meets rank j of
+the others, and they all_reduce their share; all_gather inside the node.  A node's links to the others carry its sum once, not G
+times, and all G ranks of a node use them at once.  Where nodes hold unequal numbers of the axis's ranks, the smallest says how many
+shares there are, and the other ranks of a node keep none.
 
 Source: Jia et al., "Highly scalable deep learning training system with mixed-precision" (2018), section 3.3; Horovod's and NCCL's
 hierarchical all_reduce.

@@ -1,19 +1,20 @@
 """Long arrays in segments, along a chain or two binary trees: while one segment is passed on, the next arrives.
 
-Idea: a binomial tree sends the whole array log2 p times, one after the other.  In a **chain** each rank passes it on once, and as it
-does so segment by segment, all ranks are busy at once; but a chain is p-1 ranks long.  A **binary tree** is only log2 p high, but its
-leaves, half of the ranks, send nothing, and the others everything twice.  So **two trees** each carry half of the array, and are laid
-such that no rank has children in both.
+Idea: a binomial tree sends the whole array log2 p times, one after the other.  In a **chain** each rank passes it on once, and as
+it does so segment by segment, all ranks are busy at once; but a chain is p-1 ranks long.  A **binary tree** is only log2 p high,
+but its leaves, half of the ranks, send nothing, and the others everything twice.  So **two trees** each carry half of the array,
+and are laid such that no rank has children in both.
 
-    the first tree of p = 8           place 0 is the root of both, aside.  Places in order: whatever stands under place 4 on its left
-          0 - 4                       is smaller.  Leaves are odd.  The second tree is the first in a mirror (p odd), or turned by one
-            2   6                     place (p even), so that its leaves are even.
-           1 3 5 7
+          0               The first tree of p = 8.  Place 0 is the root of both trees, and stands aside.  The others stand in order:
+          4               what is under a place on its left is smaller, and what is on its right is larger.  So leaves are odd.
+        2   6             The second tree is the first in a mirror (p odd) or turned by one place (p even): its leaves are even.
+       1 3 5 7
 
-A tree is written as its parents: parents[place], None for place 0; the root stands at place 0, and the others follow around the axis.
-Every rank deals with the segments in the same order, and sends before it waits, so that no two wait for each other.
+A tree is written as its parents: parents[place], None for place 0; the root stands at place 0, and the others follow around the
+axis.  Every rank deals with the segments in the same order, and sends before it waits, so that no two wait for each other.
 
-Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); NCCL's double trees.
+Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); NCCL's double
+trees.
 """
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def above(place: int, last: int) -> int:
 
 def segments(count: int, trees: int, length: int) -> list[tuple[int, slice]]:
     """(tree, slice) in the order in which every rank deals with them: `count` elements, shared by the trees, `length` at a time."""
-    cut = [[(tree, slice(start, min(start + length, part.stop))) for start in range(part.start, max(part.stop, part.start + 1), length)]
+    cut = [[(tree, slice(start, min(start + length, part.stop)))
+            for start in range(part.start, max(part.stop, part.start + 1), length)]
            for tree, part in enumerate(slices(shares(count, trees)))]
     return [piece for piece in chained(*zip_longest(*cut)) if piece is not None]
 

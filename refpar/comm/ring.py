@@ -34,9 +34,9 @@ def all_reduce(x, axis, op=np.add):
 def reduce_scatter(flat, axis, parts, op=np.add):
     """Part i of the sum of every rank's `flat`, on rank i.
 
-    Messages p-1; elements (p-1)/p T; time (p-1) alpha + (p-1)/p n (beta + gamma).
-    Part i sets out on rank i+1, and each rank on its way adds its own addend; it ends, complete, on the rank that keeps it.  In each
-    of the p-1 steps every rank sends one sum to the right and receives another from the left.
+    Messages p-1; elements (p-1)/p T; time (p-1) alpha + (p-1)/p n (beta + gamma).  Part i sets out on rank i+1, and each rank on
+    its way adds its own addend; it ends, complete, on the rank that keeps it.  In each of the p-1 steps every rank sends one sum to
+    the right and receives another from the left.
     """
     right, left = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
     longest = max(part.stop - part.start for part in parts)

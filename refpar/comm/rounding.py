@@ -1,8 +1,8 @@
 """float16 is added up in float64 and rounded once.
 
-A sum of 11 bits that is rounded on every rank that it passes gets worse with the number of ranks.  So where sums travel, they travel
-as float64, four times as many bytes, in which any sum of up to 2**13 addends of float16 is exact; one rounding remains, at the end.
-(Only `direct` sends float16 as it is: there addends travel, and no sums.)
+A sum of 11 bits that is rounded on every rank that it passes gets worse with the number of ranks.  So where sums travel, they
+travel as float64, four times as many bytes, in which any sum of up to 2**13 addends of float16 is exact; one rounding remains, at
+the end.  (Only `direct` sends float16 as it is: there addends travel, and no sums.)
 """
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A long array to or from one rank, in parts: nobody handles the whole of it more than once.
 
-A binomial tree sends the whole array log2 p times, one after the other.  **van de Geijn's** broadcast sends it in parts, of which each
-goes down the tree to one rank (scatter), and then around a ring to all (all_gather).  **Rabenseifner's** reduce is the way back:
-reduce_scatter by halving, and the finished parts up a tree (gather).
+A binomial tree sends the whole array log2 p times, one after the other.  **van de Geijn's** broadcast sends it in parts, of which
+each goes down the tree to one rank (scatter), and then around a ring to all (all_gather).  **Rabenseifner's** reduce is the way
+back: reduce_scatter by halving, and the finished parts up a tree (gather).
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), sections 4.3 and 4.4.
 """

@@ -1,8 +1,10 @@
 """What each collective sends: formulas for one rank, exact for any sizes, beside the survey's table 2.
 
-First the rings, trees and direct messages of FORMULAS, then every other algorithm (`refpar/comm/choose.py` has the table).  `sizes` holds the elements of every rank's part of an array of T = sum(sizes) elements; p is their number, and `i` the rank, by
-index on the axis.  Every formula answers with a Volume: messages and elements that rank i sends, and that it receives.  Bytes are
-elements times the itemsize (of float64 where sums of float16 travel, `refpar/comm/rounding.py`).  A test holds these against the ledger of real runs.
+First the rings, trees and direct messages of FORMULAS, then every other algorithm (`refpar/comm/choose.py` has the table).  `sizes`
+holds the elements of every rank's part of an array of T = sum(sizes) elements; p is their number, and `i` the rank, by index on
+the axis.  Every formula answers with a Volume: messages and elements that rank i sends, and that it receives.  Bytes are elements
+times the itemsize (of float64 where sums of float16 travel, `refpar/comm/rounding.py`).  A test holds these against the ledger of
+real runs.
 
 Messages are counted as sent: a ring of p ranks sends p-1 messages even where parts are empty.
 """

@@ -1,7 +1,7 @@
 """What every communication means: a reference of one process beside each, which knows nothing of messages.
 
 A case has a name, the way to run it, what each rank is given, what the ranks must get (from the list of what all ranks of the
-group gave), and the volume that the formulas promise.  "all_reduce" is what the table chooses, "all_reduce ring" an algorithm of it.
+group gave), and the volume that the formulas promise.  "all_reduce" is what the table chooses, "all_reduce ring" one of it.
 """
 from __future__ import annotations
 
@@ -158,8 +158,16 @@ CASES: dict[str, Case] = {
 }
 CASES["all_reduce ring"] = CASES["all_reduce ring"]._replace(run=_ring)
 
-# Those that add up, by name: where the order of addends matters.
-SUMS = [name for name, case in CASES.items() if case.operation in ("all_reduce", "reduce_scatter", "reduce")]
+
+def cases_of(s: S, *operations: str) -> dict[str, Case]:
+    """Those that a situation runs, of these operations or of any."""
+    return {name: case for name, case in CASES.items()
+            if name in (s.cases or CASES) and case.operation in (operations or (case.operation,))}
+
+
+def sums_of(s: S) -> dict[str, Case]:
+    """Those that add up: where the order of addends matters."""
+    return cases_of(s, "all_reduce", "reduce_scatter", "reduce")
 
 
 def optimal(operation: str, name: str, p: int) -> bool:

@@ -12,11 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
+from refpar.comm.choose import Call, promised
+from refpar.comm.mesh import nodes
+from refpar.config import shares
 from refpar.corpus import micro_batches
 from refpar.oracle.bound import distance_within, step_bounds
 from refpar.oracle.equal import bound, distance, leaves
 from refpar.oracle.run import Run, Step, fresh, run_sharded, whole_step
 from refpar.oracle.situation import Situation
+from refpar.parallel.data import buckets
 from refpar.parallel.placement import held_share
 from refpar.train import rate_of
 
@@ -61,7 +65,7 @@ def weigh(situation: Situation, runs: list[Run]) -> Judgement:
             errors[kind] = max(errors.get(kind, 0.0), error)
         wrong = wrong or first_wrong(number, found) or first_replica_apart(number, runs)
         state = runs[0].steps[number].state
-    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved), bytes_sent(situation, state.params, runs))
+    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved), bytes_sent(situation, chain, state.params, runs))
 
 
 def weigh_step(situation: Situation, steps: list[Step], before, whole: Step):
@@ -121,13 +125,16 @@ def shares_held(situation: Situation, chain, runs: list[Run], whole_saved: int) 
             "saved": (max(run.peak["saved"] for run in runs) / whole_saved, max(rows) / most)}
 
 
-def bytes_sent(situation: Situation, params: dict, runs: list[Run]) -> dict[str, tuple[int, int]]:
-    """Axis -> (bytes sent by all ranks, the formula: 2 (p-1) n for each all_reduce of n bytes over p ranks)."""
+def bytes_sent(situation: Situation, chain, params: dict, runs: list[Run]) -> dict[str, tuple[int, int]]:
+    """Axis -> (bytes sent by all ranks, the formulas of the algorithms that the table chooses: for the count of targets, for each
+    bucket of gradients, and for the loss)."""
     counted: dict[str, int] = {}
     for run in runs:
         for (axis, _), (_, size) in run.sent.items():
             counted[axis] = counted.get(axis, 0) + size
-    gradients = sum(array.nbytes for _, array in leaves(params))
-    count_and_loss = 8 + 8
-    formula = situation.training.steps * 2 * (situation.layout.dp - 1) * (gradients + count_and_loss)
+    dtype, group = np.dtype(situation.training.dtype), range(situation.layout.dp)
+    sums = [(1, np.dtype(np.int64)), (1, np.dtype(np.float64))]
+    sums += [(bucket.bytes // dtype.itemsize, dtype) for bucket in buckets(params, chain)]
+    calls = [Call(shares(elements, len(group)), of, nodes(group, None)) for elements, of in sums]
+    formula = situation.training.steps * sum(promised("all_reduce", None, rank, call).elements for call in calls for rank in group)
     return {axis: (size, formula) for axis, size in counted.items()} or {"dp": (0, formula)}

@@ -28,6 +28,7 @@ class CommSituation:
     op: str = "add"                         # what reductions do: add or maximum
     segment: int = 16                       # bytes of a message of pipelines
     node: int | None = None                 # ranks of one node
+    cases: tuple[str, ...] = ()             # what is run, by name; none: everything
     strided: bool = False                   # arguments that are no single run of memory
     seed: int = 0
 
