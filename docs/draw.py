@@ -22,7 +22,7 @@ def states() -> list[list[list[frozenset]]]:
             part, ranks = re.fullmatch(r"x\[(\d+):\d+\] of ([\d+]+)", message["what"]).groups()
             arrived = frozenset(map(int, ranks.split("+")))
             to = message["to"]
-            held[to][int(part)] = arrived if arrived == ALL else arrived | {to}         # a finished part is taken, others are added to
+            held[to][int(part)] = arrived if arrived == ALL else arrived | {to}     # finished: taken as it is; else added to
         found.append([list(row) for row in held])
     return found
 
@@ -36,8 +36,8 @@ def grid(state, number: int, x: int, y: int) -> list[str]:
         for part, ranks in enumerate(row):
             left, top = x + part * CELL, y + rank * CELL
             lines.append(f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{SHADES[len(ranks)]}"/>')
-            text = "all" if ranks == ALL else "+".join(map(str, sorted(ranks)))
-            lines.append(f'<text x="{left + CELL // 2}" y="{top + CELL // 2 + 4}" class="cell{" full" if ranks == ALL else ""}">{text}</text>')
+            text, kind = ("all", "cell full") if ranks == ALL else ("+".join(map(str, sorted(ranks))), "cell")
+            lines.append(f'<text x="{left + CELL // 2}" y="{top + CELL // 2 + 4}" class="{kind}">{text}</text>')
     return lines
 
 
@@ -47,8 +47,8 @@ def picture() -> str:
     found = states()
     width, height = 4 * step_x + GAP, (len(found) + 3) // 4 * step_y + GAP
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-             "<style>rect{stroke:#555} .title{font-size:14px;text-anchor:middle;fill:#222} .rank{font-size:13px;text-anchor:end;fill:#222}",
-             ".cell{font-size:12px;text-anchor:middle;fill:#222} .full{fill:#fff;font-weight:bold}</style>",
+             "<style>rect{stroke:#555} text{fill:#222;font-size:13px;text-anchor:middle} .title{font-size:14px}",
+             ".rank{text-anchor:end} .full{fill:#fff;font-weight:bold}</style>",
              f'<rect width="{width}" height="{height}" fill="#fff" style="stroke:none"/>']
     for number, state in enumerate(found):
         lines += grid(state, number, GAP * 2 + number % 4 * step_x, GAP * 2 + number // 4 * step_y)

@@ -19,7 +19,7 @@ from refpar.comm import trees, volume
 from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Deadlock
-from refpar.config import Layout, share
+from refpar.config import Layout, share, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.situation_comm import CommSituation
 
@@ -98,7 +98,7 @@ def teach(page: lesson.Page):
     page.check(lesson.rounds_of(told) == p - 1, f"p-1 rounds, for each rank waits for the one before: {lesson.rounds_of(told)}")
 
     page.say("", "3. The last rank tells the others, in two ways.  Both send p-1 messages; they differ in the time.")
-    for name, rounds in (("tell_each", p - 1), ("broadcast", (p - 1).bit_length())):
+    for name, rounds, formula in (("tell_each", p - 1, "p-1"), ("broadcast", (p - 1).bit_length(), "log2 p, rounded up,")):
         told = page.run(tell_by, name)
         counted = [diary.sent() for _, diary in told]
         page.say(f"  {name}: the ranks sent {', '.join(str(messages) for messages, _ in counted)} messages, "
@@ -107,12 +107,12 @@ def teach(page: lesson.Page):
         page.check(all(int(x[0]) == len(WORDS) for x, _ in told), f"{name}: every rank has the sum")
         page.check(sum(messages for messages, _ in counted) == p - 1, f"{name}: p-1 messages in all")
         if page.mine is None or name == "tell_each":
-            page.check(lesson.rounds_of(told) == rounds, f"{name}: {'p-1' if name == 'tell_each' else 'log2 p, rounded up,'} = {rounds} rounds")
+            page.check(lesson.rounds_of(told) == rounds, f"{name}: {formula} = {rounds} rounds")
     if page.mine is None:
-        promised = [volume.broadcast(rank, [1] + [0] * (p - 1), p - 1)[:2] for rank in range(p)]
-        page.check(counted == [(messages, 8 * elements) for messages, elements in promised], "broadcast: bytes of each rank as in the formula")
+        promised = [volume.broadcast(rank, shares(1, p), root=p - 1)[:2] for rank in range(p)]
+        page.compare(told, [(messages, 8 * elements) for messages, elements in promised])
 
-    page.say("", "4. What goes wrong first.  Two ranks that both receive before they send wait for ever; here is what the threads report.")
+    page.say("", "4. What goes wrong first.  Two ranks that both receive before they send wait for ever.  Threads report it:")
     try:
         ThreadWorld().run(both_wait, 2)
         page.check(False, "a deadlock is reported")
@@ -123,9 +123,10 @@ def teach(page: lesson.Page):
 
 
 def situations() -> list[CommSituation]:
-    """Where your broadcast is judged: 1 to 5 ranks, every root, arrays of two shapes, one of them empty."""
-    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root, cases=("broadcast tree",))
-            for p in range(1, 6) for root in range(p) for shape in ((3, 2), (0, 4))]
+    """Where your broadcast is judged: 1 to 5 ranks, the first or the last as root, arrays of two shapes, one of them empty."""
+    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root,
+                          cases=("broadcast tree",))
+            for p in (1, 2, 3, 5) for root in {0, p - 1} for shape in ((3, 2), (0, 4))]
 
 
 if __name__ == "__main__":

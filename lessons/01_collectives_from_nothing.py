@@ -2,15 +2,15 @@
 
 What:  Each rank counts the words of its part of a text by their length: 10 numbers.  All ranks want the sums over the whole text.
        That is an all_reduce.  First over one rank, which then has all the work; then around a ring, where everybody has the same.
-Why:   Every kind of parallelism ends in a handful of such operations, and what they move decides how fast it is.  Here each is
-       made of send and recv alone, and its messages and bytes are counted and compared with the formula and with the survey's table 2.
+Why:   Every kind of parallelism ends in a handful of such operations, and what they move decides how fast it is.  Here each
+       is made of send and recv alone; its messages and bytes are counted, and compared with the formula and the survey's table 2.
 
 Run:   python lessons/01_collectives_from_nothing.py                              ranks are threads of one process
        mpiexec -n 4 python -m mpi4py lessons/01_collectives_from_nothing.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages, one line each
-       ... --mine FILE         judge your own ring all_reduce(x, axis): the sum of every rank's x, an array of any shape, on all ranks.
-                               Use axis.index, axis.size, axis.isend(array, to), axis.irecv(out, source), and .wait() on what these
-                               return.  x is not yours to write.  It must be right, on any number of ranks, and send no byte too many.
+       ... --mine FILE         judge your own ring all_reduce(x, axis): the sum of every rank's x, of any shape, on all ranks.
+                               Use axis.index, axis.size, axis.isend(array, to), axis.irecv(out, source), and .wait() on what
+                               these return.  x is not yours to write.  Send no byte too many.
 """
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def teach(page: lesson.Page):
     page.check(all(np.array_equal(total, truth) for (_, total), _ in told), "every rank has the sum over the whole text")
     page.check(lesson.rounds_of(told) == 2 * (p - 1), f"2(p-1) rounds, of {truth.nbytes} bytes each: {lesson.rounds_of(told)}")
 
-    page.say("", "3. Around the ring, first half (reduce_scatter): each part of the sum travels once around, and every rank adds its own.")
+    page.say("", "3. Around the ring, first half (reduce_scatter): the sum of each part travels once around, and grows.")
     told = page.run(first_half)
     page.show(told, name)
     finished = [x for x, _ in told]
@@ -130,14 +130,15 @@ def teach(page: lesson.Page):
     longest = max((step.array.nbytes for step in lesson.steps_of(told)), default=0)
     page.check(lesson.rounds_of(told) == 2 * (p - 1), f"2(p-1) rounds, of at most {longest} bytes each: {lesson.rounds_of(told)}")
     table_2(page)
-    page.judge("7.", [properties_comm.collective_means, properties_comm.bitwise_repeatable, properties_comm.collective_counts], situations())
+    page.judge("7.", [properties_comm.collective_means, properties_comm.bitwise_repeatable, properties_comm.collective_counts],
+               situations())
 
 
 def table_2(page: lesson.Page):
     """The survey's formulas, read as it says (T is what a rank has before the operation), beside what was counted."""
     n, total = page.ranks, 60 * page.ranks**2
-    page.say("", f"6. The survey's table 2, for N = {n} and an array of T = {total} elements.  The survey says that its T is what one rank has",
-             "before the operation; refpar's T is the whole array.  Elements received by the root, or sent by each rank:",
+    page.say("", f"6. The survey's table 2, for N = {n} and an array of T = {total} elements.  The survey says that its T is what",
+             "one rank has before the operation; refpar's T is the whole array.  Elements received by the root, or sent by each:",
              f"  {'':<16}{'survey':<14}{'with its T':>10}{'counted':>10}   refpar")
     told = page.run(every_operation)
     for operation, line in volume.SURVEY.items():
@@ -163,8 +164,10 @@ def row(x) -> str:
 
 def situations() -> list[CommSituation]:
     """Where your all_reduce is judged: 1 to 5 ranks; arrays that cut evenly, unevenly, and not at all."""
-    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, tuple(shares(shape[0], p)), 1, tuple(shares(shape[1], p)), dtype, strided=strided)
-            for p in range(1, 6) for shape, dtype, strided in (((4, 15), "int64", False), ((7, 3), "float64", True), ((0, 3), "float64", False))]
+    arrays = ((4, 15), "int64"), ((7, 3), "float64"), ((0, 3), "float64")
+    return [CommSituation(Layout(dp=p), ("dp",), (rows, columns), 0, tuple(shares(rows, p)), 1, tuple(shares(columns, p)), dtype,
+                          cases=("all_reduce ring",))
+            for p in (1, 2, 3, 5) for (rows, columns), dtype in arrays]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ import numpy as np
 
 from refpar import corpus, lesson
 from refpar.comm import choose
-from refpar.comm.choose import Call
 from refpar.comm.mesh import Mesh
-from refpar.config import Layout, Model, Training, shares
+from refpar.config import Layout, Model, Training
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_and_gradients
 from refpar.nn.init import initial
@@ -32,9 +31,11 @@ from refpar.parallel.data import accumulate, count_targets, reduce_gradients, su
 from refpar.train import State, rate_of, train_step
 
 MODEL = Model(blocks=1, width=8, heads=2, kv_heads=1, head_width=4, ffn=12)
-TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sgd", rate=0.1, warmup=0, decay=0.0, clip=0.0, dtype="float64")
+TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sgd", rate=0.1, warmup=0, decay=0.0, clip=0.0,
+                    dtype="float64")
 MASKED = (0, 20, 24, 12, 22, 2, 23)         # of each row the first so many targets do not count: all of row 2
 ROWS = (7, 7, 5)                            # of steps 0, 1, 2: the last window is incomplete
+TOKENS = 7 * 24                             # the longest sum behind a gradient has so many addends
 TEXT = corpus.load(Path(__file__).with_name("text.txt"), TRAINING.sequence)
 NORM = "1.attention", "norm"                # a parameter small enough to print
 
@@ -92,24 +93,33 @@ def alone():
         loss, grads = loss_and_gradients(chain, state.params, batch, count)
         first = first or grads
         losses.append(float(loss) / count)
-        params = {layer: {name: w - rate_of(step, TRAINING) * grads[layer][name] for name, w in group.items()} for layer, group in state.params.items()}
-        state = state._replace(params=params)
+        rate = rate_of(step, TRAINING)
+        state = state._replace(params={layer: {name: w - rate * grads[layer][name] for name, w in group.items()}
+                                       for layer, group in state.params.items()})
     return losses, first, state.params
 
 
 def teach(page: lesson.Page):
-    p = page.ranks
     losses, gradients, weights = alone()
+    one_step(page, losses[0], gradients)
+    three_steps(page, losses, weights)
+    if page.fault:
+        seen = "" if page.failed else f"  It was not seen: on {lesson.count(page.ranks, 'rank')} it hides."
+        page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.{seen}")
+    page.judge("7.", [properties.sharded_equals_single], situations())
+
+
+def one_step(page: lesson.Page, loss_alone: float, gradients: dict):
+    p = page.ranks
     told = page.run(one_step_opened)
     held = [one for one, _ in told]
-    numbers = sum(array.size for _, array in equal.leaves(weights))
-
-    page.say(f"1. What every rank holds: the whole model, {numbers} numbers, and its rows of the batch, in {TRAINING.micro_batches} micro-batches.")
+    numbers = sum(array.size for _, array in equal.leaves(gradients))
+    page.say(f"1. What every rank holds: the whole model, {numbers} numbers, and its rows of the batch, in two micro-batches.")
     for rank, one in enumerate(held):
         page.say(f"  rank {rank}   rows {' + '.join(map(str, one['rows']))}   targets {one['targets']:>3}")
 
     targets = sum(one["targets"] for one in held)
-    page.say("", "2. How many targets are there?  Each rank counts its own, and an all_reduce adds the counts, before any backward.")
+    page.say("", "2. How many targets are there?  Each rank counts its own, and an all_reduce adds them, before any backward.")
     page.say(f"  the ranks now say {', '.join(str(one['count']) for one in held)}")
     page.check(all(one["count"] == targets for one in held), f"the count is of all ranks together: {targets}")
 
@@ -118,39 +128,37 @@ def teach(page: lesson.Page):
         own = f"{one['loss'] / one['targets']:#.6g}" if one["targets"] else "none"
         page.say(f"  rank {rank}   sum {one['loss']:#.6g}   own mean {own}")
     means = [one["loss"] / one["targets"] for one in held if one["targets"]]
-    page.say(f"  sum of sums / count = {held[0]['total'] / targets:#.6g}; mean of the means = {sum(means) / len(means):#.6g}")
-    n = ROWS[0] * TRAINING.sequence
-    page.check(equal.distance(held[0]["total"] / targets, losses[0], n) <= 1, f"the loss is that of a single process: {losses[0]:#.6g}")
+    loss = held[0]["total"] / targets
+    page.say(f"  sum of sums / count = {loss:#.6g}; mean of the means = {sum(means) / len(means):#.6g}")
+    page.check(equal.distance(loss, loss_alone, TOKENS) <= 1, f"the loss is that of a single process: {loss_alone:#.6g}")
 
     page.say("", f"4. Gradients.  Each rank has an addend; here the first 4 of the {MODEL.width} numbers of {'.'.join(NORM)}:")
     for rank, one in enumerate(held):
         page.say(f"  rank {rank}   before {numbers_of(one['before'])}")
     page.say(f"  all      after  {numbers_of(held[0]['grads'][NORM[0]][NORM[1]])}")
     page.check(all(same(one["grads"], held[0]["grads"]) for one in held), "after the all_reduce all ranks have the same bits")
-    far = {name: apart for name, apart in equal.compare(held[0]["grads"], gradients, n).items() if not apart <= 1}
+    far = [name for name, apart in equal.compare(held[0]["grads"], gradients, TOKENS).items() if not apart <= 1]
     page.check(not far, "every gradient is that of a single process, within the rounding of its sum"
-               + (f": not {next(iter(far))}, nor {len(far) - 1} others" if far else ""))
+               + (f": not {far[0]}, nor {len(far) - 1} others" if far else ""))
 
     page.say("", "5. What it cost: the count, the gradients in one bucket, and the loss; each an all_reduce, and nothing else.")
-    calls = [Call(shares(count, p), np.dtype(np.float64), [list(range(p))]) for count in (1, numbers, 1)]
-    promised = [[sum(column) for column in zip(*(choose.promised("all_reduce", None, rank, call) for call in calls))] for rank in range(p)]
     if page.mine is None:
-        page.compare(told, [(messages, size) for messages, size, *_ in promised])
+        one, bucket = ([choose.all_reduce_sends(rank, size, p, np.float64) for rank in range(p)] for size in (1, numbers))
+        page.compare(told, [(2 * small[0] + large[0], 2 * small[1] + large[1]) for small, large in zip(one, bucket)])
     sent, least = sum(diary.sent()[1] for _, diary in told), 2 * (p - 1) * (numbers + 2) * 8
     page.check(sent >= least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
     page.show(told, name_of)
 
+
+def three_steps(page: lesson.Page, losses: list[float], weights: dict):
     page.say("", f"6. Training for {TRAINING.steps} steps; the last one has {ROWS[2]} rows in place of {ROWS[0]}.")
     trained = [one for one, _ in page.run(training)]
     for step in range(TRAINING.steps):
-        page.say(f"  step {step}   loss on {lesson.count(p, 'rank')} {trained[0][0][step]:#.6g}   alone {losses[step]:#.6g}")
+        page.say(f"  step {step}   loss on {lesson.count(page.ranks, 'rank')} {trained[0][0][step]:#.6g}   "
+                 f"alone {losses[step]:#.6g}")
     page.check(all(same(params, trained[0][1]) for _, params in trained), "all replicas have the same bits")
-    far = [name for name, apart in equal.compare(trained[0][1], weights, n).items() if not apart <= 1]
+    far = [name for name, apart in equal.compare(trained[0][1], weights, TOKENS).items() if not apart <= 1]
     page.check(not far, "the weights are those of a single process, within rounding" + (f": not {far[0]}" if far else ""))
-    if page.fault:
-        seen = "" if page.failed else f"  It was not seen: on {lesson.count(p, 'rank')} it hides."
-        page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.{seen}")
-    page.judge("7.", [properties.sharded_equals_single], situations())
 
 
 def numbers_of(array) -> str:

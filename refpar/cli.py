@@ -95,6 +95,7 @@ OPTIONS: dict[str, Option] = {
     "algorithm": Option(str, "NAME", "of the collective, such as ring or doubling (default: what refpar would choose)"),
     "node": Option(whole(1), "N", "ranks of one node, for the hierarchical algorithm (default: all)"),
     "json": Option(None, "", "print JSON in place of tables"),
+    "trace": Option(Path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
 }
 
 class Command(NamedTuple):
@@ -109,14 +110,14 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "Train a model on text, over the ranks of a mesh, and judge it on text that was held out.", {},
         ("model", "mesh", "order", "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate",
-         "clip", "seed", "dtype", "out", "save-every", "resume", "no-control", "sample", "json"),
+         "clip", "seed", "dtype", "out", "save-every", "resume", "no-control", "sample", "json", "trace"),
         ("python -m refpar train --model llama",
          "mpiexec -n 2 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2",
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
         ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows",
-         "documents", "ignored", "fault", "list-faults", "json"),
+         "documents", "ignored", "fault", "list-faults", "json", "trace"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
          "python -m refpar verify --list-faults")),

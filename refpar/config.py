@@ -166,7 +166,7 @@ _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, s
 
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
-    "mamba2": Model(pattern=("mamba2",), blocks=4, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=32),
+    "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
     "llama-tiny": Model(blocks=4, **_EVEN),                                     # 4 blocks of 2 = 8 layers
     "mamba2-tiny": Model(pattern=("mamba2",), blocks=8, **_EVEN),
     "llama-uneven": Model(blocks=3, **_ODD),                                    # divisible by nothing
@@ -176,7 +176,7 @@ PRESETS: dict[str, Model] = {
 # How the presets that are made to learn are trained; a whole run on 2 cores, control included, takes minutes.
 TRAININGS: dict[str, Training] = {
     "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
-    "mamba2": Training(steps=450, rows=4, sequence=256, rate=3e-3),
+    "mamba2": Training(steps=800, rows=4, sequence=256, rate=3e-3),
 }
 
 

@@ -18,8 +18,8 @@ import linecache
 import sys
 import traceback
 from collections import defaultdict, deque
-from contextlib import contextmanager
-from itertools import combinations
+from contextlib import contextmanager, nullcontext
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -143,7 +143,9 @@ class Mine(NamedTuple):
         if not lines:
             return Wrong(first, "\n".join(more))
         rank = next((f" {note}" for note in getattr(error, "__notes__", ()) if "rank" in note), "")
-        where = f"  {self.path.name}, line {lines[-1].lineno}, in {lines[-1].name}:  {linecache.getline(str(self.path), lines[-1].lineno).strip()}"
+        last = lines[len(lines) - 1]
+        text = linecache.getline(str(self.path), last.lineno).strip()
+        where = f"  {self.path.name}, line {last.lineno}, in {last.name}:  {text}"
         return Wrong(f"{type(error).__name__}: {first}{rank}", "\n".join([*more, where]))
 
 
@@ -184,26 +186,31 @@ class Page:
 
     def run(self, program: Callable, *args) -> list[Told]:
         """program(wire, *args) on every rank; what each brings home, in their order."""
-        return self._on_each_world(lambda world: world.run(_watched, self.ranks, program, *args))
+        for world in self._worlds():
+            with self._in_place():
+                told = world.run(_watched, self.ranks, program, *args)
+        return told
 
     def judge(self, number: str, properties, situations):
         """The last section, with --mine: the reader's function, by properties(world, situation) of the oracle."""
         if self.mine is None:
             return
-        self.say("", f"{number} Your {self.mine.ours.__name__}, judged by the properties that judge ours, in situations it has not seen.")
+        self.say("", f"{number} Your {self.mine.ours.__name__}, judged by the properties that judge ours, in other situations.")
         for prove in properties:
-            for situation in situations:
-                self._on_each_world(lambda world: prove(world, situation) if situation.layout.ranks <= (world.size or 99) else None)
+            for world, situation in product(self._worlds(), situations):
+                if world.size is None or situation.layout.ranks <= world.size:
+                    with self._in_place():
+                        prove(world, situation)
             self.check(True, f"{self.mine.path.name}: {prove.__name__} holds in {len(situations)} situations")
 
-    def _on_each_world(self, act: Callable):
-        """act(world) on the world; with the reader's function on threads before that, some of them in another order of ranks,
-        where every send waits for its receiver."""
-        before = [ThreadWorld(), ThreadWorld(seed=1, eager=0)] if self.mine else []
-        for world in [*before, self.world]:
-            with self.mine.in_place() if self.mine else nothing():
-                result = act(PlantedWorld(world, self.fault) if self.fault else world)
-        return result
+    def _worlds(self) -> list:
+        """The world, with its fault; before it, for the reader's function, strict threads: they take turns at every message, and
+        every send waits for its receiver."""
+        worlds = [ThreadWorld(seed=1, eager=0)] * bool(self.mine) + [self.world]
+        return [PlantedWorld(world, self.fault) for world in worlds] if self.fault else worlds
+
+    def _in_place(self):
+        return self.mine.in_place() if self.mine else nullcontext()
 
     def show(self, told: list[Told], name: Callable = str):
         """With --show: every message of the run, one line a step.  name(array): what it is."""
@@ -234,12 +241,6 @@ class Page:
         return 1 if self.failed else 0
 
 
-@contextmanager
-def nothing():
-    """A block like any other."""
-    yield
-
-
 def count(number: int, thing: str) -> str:
     """1 rank, 2 ranks."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
@@ -263,7 +264,7 @@ def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
     parser.add_argument("--ranks", metavar="N", help="how many ranks, as threads (default: 4); on processes mpiexec says how many")
     parser.add_argument("--show", action="store_true", help="step through the messages, one line a step")
     if mine:
-        parser.add_argument("--mine", metavar="FILE", type=Path, help=f"judge your own {mine.__name__}, from this Python file, in place of ours")
+        parser.add_argument("--mine", metavar="FILE", type=Path, help=f"judge your own {mine.__name__}, of this Python file")
     if faults:
         parser.add_argument("--fault", metavar="NAME", help=f"plant a real fault: {', '.join(fault.name for fault in faults)}")
     return parser
@@ -303,7 +304,7 @@ def _page(world, args, teach: Callable, mine: Callable | None, faults: tuple) ->
         if not (args.ranks.isascii() and args.ranks.isdigit() and int(args.ranks) > 0):
             raise ValueError(f"--ranks must be a whole number of at least 1, not {args.ranks!r}")
         if world.size not in (None, int(args.ranks)):
-            raise ValueError(f"--ranks {args.ranks} is for threads; mpiexec has started {world.size} processes, and these are the ranks")
+            raise ValueError(f"--ranks {args.ranks} is for threads; mpiexec has started {world.size} processes that are the ranks")
         ranks = int(args.ranks)
     path, name = getattr(args, "mine", None), getattr(args, "fault", None)
     known = {fault.name: fault for fault in faults}

@@ -1,7 +1,7 @@
 """A trace of a run: what each rank did and when, as JSON for Chrome's about:tracing or for Perfetto.
 
 A rank is a line of the picture.  On it lie spans: a layer's forward (`1.attention`) and backward (`d 1.attention`), each from
-the event before it, and collectives (`all_reduce on dp`) from their begin to their end; and instants: messages, with peer and bytes.
+the event before it, and collectives (`all_reduce on dp`) from begin to end; and instants: messages, with peer and bytes.
 Times are real, in microseconds since the first rank began.
 """
 from __future__ import annotations
@@ -20,9 +20,12 @@ class Trace(watch.Observer):
     def __init__(self, rank: int):
         self.rank, self.events, self.last, self.begun = rank, [], time.time(), 0.0
 
-    def _span(self, name: str, kind: str, begun: float):
+    def _add(self, name: str, kind: str, phase: str, begun: float, **more):
         self.last = time.time()
-        self.events.append({"name": name, "cat": kind, "ph": "X", "ts": begun, "dur": self.last - begun, "pid": 0, "tid": self.rank})
+        self.events.append({"name": name, "cat": kind, "ph": phase, "ts": begun, "pid": 0, "tid": self.rank} | more)
+
+    def _span(self, name: str, kind: str, begun: float):
+        self._add(name, kind, "X", begun, dur=time.time() - begun)
 
     def value(self, name, array):
         self._span(name, "layer", self.last)
@@ -34,8 +37,8 @@ class Trace(watch.Observer):
         self._span(f"{operation} on {axis}", "communication", self.begun)
 
     def message(self, told):
-        self.events.append({"name": f"{told.way} {told.bytes} bytes", "cat": "message", "ph": "i", "s": "t", "ts": time.time(),
-                            "pid": 0, "tid": self.rank, "args": {"peer": told.peer, "axis": told.axis, "operation": told.operation}})
+        self._add(f"{told.way} {told.bytes} bytes", "message", "i", time.time(), s="t",
+                  args={"peer": told.peer, "axis": told.axis, "operation": told.operation})
 
 
 class Traced:
@@ -59,3 +62,10 @@ def in_microseconds(events: list[dict]) -> list[dict]:
     scaled = ({"ts": round((event["ts"] - first) * 1e6, 1)} | ({"dur": round(event["dur"] * 1e6, 1)} if "dur" in event else {})
               for event in events)
     return [event | times for event, times in zip(events, scaled)]
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path itself; ValueError, one sentence, where no file can be written there."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ValueError(f"--trace {path} must be a file in a folder that is there")
+    return path

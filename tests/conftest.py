@@ -3,12 +3,12 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # before numpy: ranks are the parallelism here
 
-import pytest                                           # noqa: E402
-from hypothesis import settings                         # noqa: E402
+import pytest  # noqa: E402
+from drawn import CASES  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from pool.mpipool import PoolWorld, missing  # noqa: E402
 
-from drawn import CASES                                 # noqa: E402
-from pool.mpipool import PoolWorld, missing             # noqa: E402
-from refpar.comm.threads import ThreadWorld             # noqa: E402
+from refpar.comm.threads import ThreadWorld  # noqa: E402
 
 settings.register_profile("refpar", CASES)
 settings.load_profile("refpar")

@@ -55,4 +55,4 @@ def assert_derivative(function, inputs: dict, grads: dict, doutputs, rng):
         coarse, fine = (slope(function, inputs, path, direction, doutputs, h) for h in (STEP, STEP / 2))
         measured = (4 * fine - coarse) / 3
         told, addends = inner(grad, direction)
-        assert abs(measured - told) <= ALLOWED * (size + addends), f"{name}: <grad, v> is {told:.9g}, differences say {measured:.9g}"
+        assert abs(measured - told) <= ALLOWED * (size + addends), f"{name}: <grad, v> is {told:.9g}, differences {measured:.9g}"

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from pool.mpipool import ENVIRONMENT, missing, mpiexec
 
 ROOT = Path(__file__).parents[1]

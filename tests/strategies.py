@@ -32,8 +32,9 @@ def situations(draw, most_ranks: int = 5) -> Situation:
     """A data-parallel run: ranks without rows, rows without targets, a last window with fewer rows than the others."""
     rows = draw(st.integers(1, 7))
     training = Training(steps=2, rows=rows, sequence=draw(st.integers(1, 11)), micro_batches=draw(st.integers(1, 3)),
-                        optimizer=draw(st.sampled_from(("adamw", "sgd"))), rate=0.01, warmup=0, clip=draw(st.sampled_from((0.0, 0.1, 1e3))),
-                        seed=draw(st.integers(0, 999)), dtype=draw(st.sampled_from(("float64", "float64", "float32"))))
+                        optimizer=draw(st.sampled_from(("adamw", "sgd"))), rate=0.01, warmup=0,
+                        clip=draw(st.sampled_from((0.0, 0.1, 1e3))), seed=draw(st.integers(0, 999)),
+                        dtype=draw(st.sampled_from(("float64", "float64", "float32"))))
     return Situation(draw(models()), Layout(dp=draw(st.integers(1, most_ranks))), training, last_rows=draw(st.integers(0, rows)),
                      documents=tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))),
                      ignored=tuple(draw(st.lists(st.sampled_from((0.0, 0.4, 1.0)), min_size=1, max_size=4))))

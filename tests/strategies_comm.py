@@ -41,7 +41,8 @@ def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "f
     shape[dim], shape[other] = sum(sizes), sum(other_sizes)
     return CommSituation(layout, axes, tuple(shape), dim, sizes, other, other_sizes, draw(st.sampled_from(dtypes)),
                          root=draw(st.integers(0, ranks - 1)), op=draw(st.sampled_from(("add", "maximum"))),
-                         segment=draw(st.sampled_from((16, 8, 1 << 20))), node=draw(st.sampled_from((None, 1, 2, 3, 4))), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
+                         segment=draw(st.sampled_from((16, 8, 1 << 20))), node=draw(st.sampled_from((None, 1, 2, 3, 4))),
+                         strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
 
 
 @cache

@@ -240,6 +240,17 @@ def test_products_are_counted():
     assert ledger.flops == {"attention scores": 2 * one} | {f"attention {name}": one for name in ("values", "dp", "dq", "dk", "dv")}
 
 
+def test_keys_that_no_query_of_a_block_sees_are_not_touched():
+    """256 tokens in blocks of 64: of one document the triangle of blocks, of two its half."""
+    c = case(np.random.default_rng(0), 1, 256, 0, 1, 1, 4, 0.0)
+    for documents, pairs in ((1, 1 + 2 + 3 + 4), (2, 1 + 2 + 1 + 2)):
+        column = np.arange(256)
+        batch = c.batch._replace(position=column[None] % (256 // documents), document=column[None] // (256 // documents))
+        with watch.watching(watch.Ledger()) as ledger:
+            blocks.core().forward(c.q, c.k, c.v, batch, c.before)
+        assert ledger.flops["attention scores"] == 2 * 64 * 64 * 4 * pairs
+
+
 @given(seeds, st.integers(0, 3), st.integers(0, 6), st.integers(1, 3), st.integers(1, 4))
 def test_rotary(seed, rows, tokens, heads, pairs):
     rng = np.random.default_rng(seed)

@@ -4,11 +4,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from started import ended, require_mpi, start
 
 from refpar import cli
 from refpar.config import PRESETS, Layout, Training, parse_model
 from refpar.oracle.situation import PROOF, Situation
-from started import ended, require_mpi, start
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
 

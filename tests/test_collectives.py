@@ -37,6 +37,22 @@ def test_long_messages_are_cut(nbytes):
     properties_comm.pieces_cover(ThreadWorld(), nbytes)
 
 
+def program_cut_short(wire, situation):
+    """Every collective, on a wire that sends no more than 7 bytes at a time."""
+    wire.limit = 7
+    return properties_comm.run_cases(wire, situation)
+
+
+def test_every_collective_in_short_pieces(pool):
+    """What is longer than MPI can count goes in pieces, which no collective and no ledger sees."""
+    situation = CommSituation(Layout(dp=3), ("dp",), (5, 4), 0, (3, 0, 2), 1, (1, 2, 1))
+    whole, cut = (pool.run(program, 3, situation) for program in (properties_comm.run_cases, program_cut_short))
+    for one, other in zip(whole, cut):
+        for name in one:
+            properties_comm.require_same(other[name][0], one[name][0], f"{name} in pieces")
+            assert other[name][1:] == one[name][1:]
+
+
 CORNERS = {
     "one rank on the axis": lambda s: s.size == 1 < s.ranks,
     "one rank in the world": lambda s: s.ranks == 1,
@@ -55,6 +71,10 @@ CORNERS = {
     "an inner dim": lambda s: s.dim == 1 and len(s.shape) == 3 and 0 not in s.shape and s.size > 1,
     "arguments that are no single run of memory": lambda s: s.strided,
     "float16": lambda s: s.dtype == "float16" and s.size > 2,
+    "a maximum": lambda s: s.op == "maximum" and s.size > 2 and 0 not in s.shape,
+    "a pipeline of several segments": lambda s: s.size > 2 and math.prod(s.shape) * np.dtype(s.dtype).itemsize > 4 * s.segment,
+    "several nodes of several ranks": lambda s: s.node in (2, 3) and s.size > s.node and len(s.axes) == 1 and s.size == s.ranks,
+    "nodes of unequal size": lambda s: s.node in (2, 3, 4) and s.node < s.size == s.ranks and s.size % s.node > 0,
 }
 
 
@@ -98,7 +118,7 @@ def program_that_refuses(wire, call):
     (lambda axis: collectives.all_to_all(np.zeros((3, 1)), axis, 0, None, 0, (3, 3, 3)), "split and join are both dim 0"),
     (lambda axis: collectives.exchange([np.zeros(1)], axis, [(1,)]), "1 blocks and 1 shapes must be 3"),
     (lambda axis: collectives.all_reduce(np.zeros(1), axis, algorithm="halving"),
-     "all_reduce: there is no algorithm 'halving'; there are direct, hierarchical, doubling, rabenseifner, ring, tree, chain, double"),
+     "all_reduce: there is no algorithm 'halving'; there are direct, hierarchical, doubling, rabenseifner, ring, tree"),
     (lambda axis: collectives.exchange([np.zeros(1)] * 3, axis, [(1,)] * 3, algorithm="bruck"), "there are direct, pairwise"),
     (lambda axis: collectives.reduce(np.zeros(1), axis, root=3), "reduce on world: root 3 must be an index from 0 to 2"),
     (lambda axis: trees.broadcast(np.zeros(1), axis, root=3), "root 3 must be an index from 0 to 2"),

@@ -13,7 +13,8 @@ TRAINING = Training(rows=7, sequence=12, seed=3)
 
 @pytest.fixture
 def small():
-    documents = [b"a document of some length. " * 3, b"x", b"", b"another one, " * 4, b"and the last of them all, held out, or so we hope"]
+    documents = [b"a document of some length. " * 3, b"x", b"", b"another one, " * 4,
+                 b"and the last of them all, held out, or so we hope"]
     return corpus.Corpus("small", *corpus._split(documents, 130))
 
 

@@ -46,11 +46,11 @@ def test_layers_parameters_and_seeds_are_drawn_apart():
 def test_spread(family):
     config = PRESETS[family]
     params = initial(config, build(config), 0, np.float64)
-    branches = len(config.pattern) * config.blocks
+    branches, taps = len(config.pattern) * config.blocks, 1 / np.sqrt(config.conv)
     for full, w in leaves(params):
         name = full.split(".")[2]
         low, high = {"norm": (1, 1), "gate_norm": (1, 1), "skip": (1, 1), "A_log": (0, np.log(16)), "dt_bias": (-7, -2.2),
-                     "bias_x": (0, 0), "bias_B": (0, 0), "bias_C": (0, 0)}.get(name, (-0.5, 0.5) if "conv" in name else (-1, 1))
+                     "bias_x": (0, 0), "bias_B": (0, 0), "bias_C": (0, 0)}.get(name, (-taps, taps) if "conv" in name else (-1, 1))
         assert low <= w.min() and w.max() <= high, full
         if w.ndim > 1 and "conv" not in name:
             deviation = 0.02 / np.sqrt(branches) if name in ("o", "down", "out") else 0.02

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from pool.mpipool import ENVIRONMENT, mpiexec
+
 from refpar.oracle.faults import NORMALISATION
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +36,9 @@ def lesson(monkeypatch, capsys):
 def on_processes(number: str, *options, ranks=4, module=True):
     """Run a lesson by mpiexec."""
     how = ["-m", "mpi4py"] if module else []
-    run = subprocess.run([mpiexec(), "-n", str(ranks), sys.executable, *how, LESSONS[number], *map(str, options)], capture_output=True,
-                         text=True, timeout=60, env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)})
+    command = [mpiexec(), "-n", str(ranks), sys.executable, *how, LESSONS[number], *map(str, options)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False,
+                         env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)})
     return run.returncode, run.stdout, run.stderr
 
 
@@ -110,15 +111,17 @@ def test_mine_crashing(lesson, tmp_path, number):
 
 
 def test_mine_waiting_for_ever_is_named(lesson, tmp_path):
-    (tmp_path / "mine.py").write_text("import numpy as np\n\ndef all_reduce(x, axis):\n    axis.recv(np.empty_like(x), (axis.index - 1) % axis.size)\n")
+    (tmp_path / "mine.py").write_text("import numpy as np\n\ndef all_reduce(x, axis):\n"
+                                      "    axis.recv(np.empty_like(x), (axis.index - 1) % axis.size)\n")
     status, out, _ = lesson("01", "--mine", tmp_path / "mine.py")
     assert status == 1 and "deadlock" in verdict(out) and "mine.py line 4, in all_reduce" in out and "0 -> 3 -> 2 -> 1 -> 0" in out
 
 
 def test_mine_that_sends_too_much_is_told_so(lesson, tmp_path):
-    (tmp_path / "mine.py").write_text(LESSONS["01"].read_text().replace("def all_reduce_over_root", "def all_reduce"))
+    (tmp_path / "mine.py").write_text("from refpar.comm.trees import broadcast, reduce\n\ndef all_reduce(x, axis):\n"
+                                      "    total = reduce(x, axis)\n    return broadcast(x if total is None else total, axis)\n")
     status, out, _ = lesson("01", "--mine", tmp_path / "mine.py")
-    assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "collective_means holds" in out
+    assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "bitwise_repeatable holds" in out
 
 
 @pytest.mark.parametrize("text, status", [(None, 0), (CRASH["01"], 1)])
@@ -135,7 +138,6 @@ def test_mine_on_processes(mpi, tmp_path, text, status):
 def test_a_fault_ends_red(lesson, fault):
     status, out, _ = lesson("03", "--fault", fault)
     assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out
-    assert lesson("03")[0] == 0, "the fault is gone with its run"
 
 
 def test_a_fault_on_processes(mpi):

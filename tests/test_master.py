@@ -2,16 +2,16 @@
 import dataclasses
 
 import pytest
+from drawn import check
 from hypothesis import find, given, settings
 from hypothesis.errors import NoSuchExample
+from strategies import situations
 
-from drawn import check
-from refpar.commands.verify import situation_of
 from refpar.cli import parse
+from refpar.commands.verify import situation_of
 from refpar.config import Layout, parse_model
 from refpar.corpus import micro_batches
 from refpar.oracle.properties import sharded_equals_single
-from strategies import situations
 
 
 def test_sharded_equals_single(world):

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-
 from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
+
 from refpar.comm.launch import launch, started
 from refpar.comm.threads import ThreadWorld
 

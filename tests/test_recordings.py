@@ -17,7 +17,8 @@ from refpar.nn.optimizer import clipped, squared, updated
 from refpar.oracle.equal import assert_equal
 
 LLAMA = dict(blocks=2, vocab=13, width=7, heads=4, kv_heads=2, head_width=4, ffn=5, rope_base=50.0, norm_eps=1e-4)
-MAMBA2 = dict(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3, norm_eps=1e-4)
+MAMBA2 = dict(pattern=("mamba2",), blocks=2, vocab=17, width=10, ssm_heads=6, ssm_head_width=3, groups=2, state=4, conv=3,
+              norm_eps=1e-4)
 TRAINING = Training(rate=1e-2, decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip=0.5, dtype="float64")
 
 CASES = {                                       # file, what its names begin with, our model
@@ -52,7 +53,8 @@ def test_it_is_what_pytorch_recorded(case):
     file, chain = np.load(Path(__file__).with_name("recordings") / f"{name}.npz"), build(model)
     layers = [layer for layer, _ in chain.layers]
     position = file["position"]
-    batch = Batch(file["tokens"], file["targets"], position, np.cumsum(position == 0, axis=1), np.arange(position.size).reshape(position.shape))
+    batch = Batch(file["tokens"], file["targets"], position, np.cumsum(position == 0, axis=1),
+                  np.arange(position.size).reshape(position.shape))
     n = position.size * model.vocab
 
     weights = nest(file, f"{begin}weights/", layers)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire import ping_pong
 
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Aborted, Deadlock
-from test_wire import ping_pong
 
 
 def swap(wire):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from started import ended, require_mpi, start
 
 from refpar import checkpoint, cli, fit
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.commands import train
 from refpar.config import PRESETS, TRAININGS, Layout, Training
-from started import ended, require_mpi, start
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
 MAMBA = "mamba2-tiny,blocks=1,width=16,ssm_heads=2,ssm_head_width=8,state=4"

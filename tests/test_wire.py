@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from drawn import check
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drawn import check
 from refpar import watch
 from refpar.comm.report import cycle
 from refpar.comm.threads import ThreadWorld

@@ -1,4 +1,7 @@
-"""An answer to chapter 1: ring all_reduce.  Judge it: python lessons/01_collectives_from_nothing.py --mine docs/answers/01_all_reduce.py"""
+"""An answer to chapter 1: ring all_reduce.
+
+Judge it: python lessons/01_collectives_from_nothing.py --mine docs/answers/01_all_reduce.py
+"""
 import numpy as np
 
 

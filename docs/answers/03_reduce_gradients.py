@@ -1,4 +1,7 @@
-"""An answer to chapter 3.  Judge it: python lessons/03_data_parallel.py --mine docs/answers/03_reduce_gradients.py"""
+"""An answer to chapter 3: gradients, summed parameter by parameter.
+
+Judge it: python lessons/03_data_parallel.py --mine docs/answers/03_reduce_gradients.py
+"""
 from refpar.comm.collectives import all_reduce
 
 

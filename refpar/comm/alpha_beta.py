@@ -6,8 +6,8 @@ the model needs only the factors:
 
     time = messages * alpha + passes * n * beta + sums * n * gamma         along the longest chain of steps
 
-Parts are even, p is a power of 2 for halving and doubling, k are the segments of a pipeline and h the height of a tree.  For
-all_to_all n is the bytes of the blocks on each rank, else those of the whole array.
+Parts are even, p is a power of 2 but for rings and chains, and k are the segments of a pipeline (of two trees, of both together).
+For all_to_all n is the bytes of the blocks on each rank, else those of the whole array.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); for two trees
 Sanders, Speck and Träff (2009).  A test holds these beside the clock of a simulated network of that kind.
@@ -37,7 +37,7 @@ def cost(operation: str, algorithm: str, p: int, segments: int = 1) -> Cost:
     chain = (p - 2 + k) if p > 1 else 0                                                  # steps of one segment each
     around, halving = Cost(p - 1, rest), Cost(lg, rest)
     up_tree = Cost(lg, lg, lg)
-    two = 2 * (lg + k / 2) if p > 1 else 0                                              # steps, of a segment of n/k bytes
+    two = (2 * (lg - 1) + k) if p > 1 else 0
     costs = {
         "all_reduce": {
             "ring": around._replace(sums=rest) + around, "direct": around._replace(sums=rest) + around,

@@ -194,6 +194,11 @@ def call_of(x, axis, sizes=None, **options) -> Call:
     return Call(shares(x.size, axis.size) if sizes is None else sizes, x.dtype, axis.nodes(), **options)
 
 
+def all_reduce_sends(i: int, count: int, p: int, dtype) -> volume.Volume:
+    """Messages and BYTES of rank i of p, for an all_reduce of so many elements, on one node."""
+    return promised("all_reduce", None, i, Call(shares(count, p), np.dtype(dtype), [list(range(p))]))
+
+
 def promised(operation: str, name: str | None, i: int, call: Call) -> volume.Volume:
     """Messages and BYTES of rank i."""
     one = algorithm(operation, name, call)

@@ -11,7 +11,8 @@ and are laid such that no rank has children in both.
        1 3 5 7
 
 A tree is written as its parents: parents[place], None for place 0; the root stands at place 0, and the others follow around the
-axis.  Every rank deals with the segments in the same order, and sends before it waits, so that no two wait for each other.
+axis.  A rank never waits for one tree where another rank waits for it in the other: what it passes on comes before what it keeps,
+and what it has itself leaves some rounds ahead of what it must wait for.
 
 Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); NCCL's double
 trees.
@@ -59,7 +60,7 @@ def above(place: int, last: int) -> int:
 
 
 def segments(count: int, trees: int, length: int) -> list[tuple[int, slice]]:
-    """(tree, slice) in the order in which every rank deals with them: `count` elements, shared by the trees, `length` at a time."""
+    """(tree, slice) of every segment, the trees in turn: `count` elements, shared by the trees, `length` at a time."""
     cut = [[(tree, slice(start, min(start + length, part.stop)))
             for start in range(part.start, max(part.stop, part.start + 1), length)]
            for tree, part in enumerate(slices(shares(count, trees)))]
@@ -69,8 +70,8 @@ def segments(count: int, trees: int, length: int) -> list[tuple[int, slice]]:
 def broadcast(x, axis, root: int, trees: list[list], segment: int):
     """The root's x, on all ranks.  Elsewhere x says only the shape and dtype.  segment: bytes.
 
-    k segments.  A chain: messages k; time (p-2+k)(alpha + n/k beta).  Two trees: messages 2k or so; time about
-    2 (log2 p + k)(alpha + n/2k beta).
+    k segments, each in a message to every child.  Time of a chain (p-2+k)(alpha + n/k beta), of two trees
+    (2 log2 p - 2 + k)(alpha + n/k beta): with many segments, n beta, and a tree would need log2 p times as long.
     """
     place = (axis.index - root) % axis.size
     value = np.asarray(x, order="C") if place == 0 else np.empty(x.shape, x.dtype)
@@ -97,27 +98,29 @@ def all_reduce(x, axis, trees: list[list], segment: int, op=np.add):
 
 def _down(flat, axis, root, trees, segment):
     place, rank = (axis.index - root) % axis.size, [(place + root) % axis.size for place in range(axis.size)]
-    pieces = segments(flat.size, len(trees), elements(segment, flat.dtype))
+    pieces, below = segments(flat.size, len(trees), elements(segment, flat.dtype)), [children(tree, place) for tree in trees]
     watch.held("received", [flat] if place else [])
     coming = [axis.irecv(flat[piece], rank[trees[tree][place]]) if place else None for tree, piece in pieces]
     going = []
-    for (tree, piece), arriving in zip(pieces, coming):
+    for (tree, piece), arriving in sorted(zip(pieces, coming), key=lambda job: not below[job[0][0]]):   # first what others wait for
         if arriving:
             arriving.wait()
-        going += [axis.isend(flat[piece], rank[child]) for child in children(trees[tree], place)]
+        going += [axis.isend(flat[piece], rank[child]) for child in below[tree]]
     for request in going:
         request.wait()
 
 
 def _up(flat, axis, root, trees, segment, op):
     place, rank = (axis.index - root) % axis.size, [(place + root) % axis.size for place in range(axis.size)]
-    pieces = segments(flat.size, len(trees), elements(segment, flat.dtype))
+    pieces, below = segments(flat.size, len(trees), elements(segment, flat.dtype)), [children(tree, place) for tree in trees]
     scratch = np.empty(max(piece.stop - piece.start for _, piece in pieces), flat.dtype)
     watch.held("received", scratch)
+    ahead = axis.size.bit_length()                                                      # rounds: what waits for nobody leaves first
+    turns = sorted(enumerate(pieces), key=lambda turn: turn[0] // len(trees) + ahead * bool(below[turn[1][0]]))
     going = []
-    for tree, piece in pieces:
+    for _, (tree, piece) in turns:
         mine = flat[piece]
-        for child in children(trees[tree], place):
+        for child in below[tree]:
             arriving = scratch[:mine.size]
             axis.recv(arriving, rank[child])
             op(mine, arriving, out=mine)

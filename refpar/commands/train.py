@@ -23,6 +23,7 @@ from refpar.fit import Plan, fit, fresh, held_out_loss, stored
 from refpar.nn.build import build
 from refpar.progress import Progress
 from refpar.sample import sample
+from refpar.trace import Traced, writable
 from refpar.train import State
 
 PROMPT = 32             # bytes of the held-out text that the sample goes on from
@@ -37,6 +38,7 @@ class Job(NamedTuple):
     judged: bool
     sample: int
     json: bool
+    trace: Path | None
 
 
 class Outcome(NamedTuple):
@@ -61,7 +63,7 @@ def prepare(world, args) -> Job:
         cut = plan._replace(model=replace(model, cut=True), folder=plan.folder / "control")
         control = cut, stored(cut) if any(cut.folder.glob("step-*.npz")) else fresh(cut)
     state, sampled = stored(plan) if args.resume else fresh(plan), 300 if args.sample is None else args.sample
-    return Job(plan, state, control, judged, sampled, args.json)
+    return Job(plan, state, control, judged, sampled, args.json, writable(args.trace))
 
 
 def layout_of(world, args) -> Layout:
@@ -102,7 +104,7 @@ def run(world, job: Job) -> int:
     if world.size is None and ranks > 1:
         sys.stderr.write(f"{ranks} ranks as threads of one process share one core; as processes:  "
                          f"mpiexec -n {ranks} python -m mpi4py -m refpar {shlex.join(sys.argv[1:])}\n\n")
-    outcome = world.run(program, ranks, job)[0]
+    outcome = world.run(Traced(program, job.trace) if job.trace else program, ranks, job)[0]
     passed, sentence = verdict(job, outcome)
     if world.main:
         print(json.dumps({**outcome._asdict(), "passed": passed, "folder": str(job.plan.folder)}) if job.json else sentence)

@@ -4,12 +4,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from refpar.config import PRESETS, Layout, describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import PROOF, Situation
+from refpar.trace import Traced, writable
 
 SIZES = (1, 2, 3, 4, 8)         # of dp, where no mesh is named
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
@@ -23,6 +25,7 @@ class Job(NamedTuple):
     fault: str | None
     list_faults: bool
     json: bool
+    trace: Path | None
 
 
 def prepare(world, args) -> Job:
@@ -34,6 +37,8 @@ def prepare(world, args) -> Job:
     models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba2")]
     layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
+    if args.trace and (len(models) > 1 or len(layouts) > 1):
+        raise ValueError("--trace is of one run: name its --model and its --mesh")
     if not fit:
         raise ValueError(f"mesh {layouts[0]} needs {layouts[0].ranks} ranks, and {world.size} were started")
     for layout in fit:
@@ -42,7 +47,8 @@ def prepare(world, args) -> Job:
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
         situation.batch(0)
-    return Job(situations, [layout for layout in layouts if layout not in fit], args.fault, args.list_faults, args.json)
+    left_out = [layout for layout in layouts if layout not in fit]
+    return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
 
 
 def situation_of(args, model, layout) -> Situation:
@@ -62,7 +68,8 @@ def run(world, job: Job) -> int:
     say(heading(world))
     failed = []
     for situation in job.situations:
-        runs = world.run(run_sharded, situation.layout.ranks, situation)
+        program = Traced(run_sharded, job.trace) if job.trace else run_sharded
+        runs = world.run(program, situation.layout.ranks, situation)
         if world.main:
             judgement = weigh(situation, runs)
             say(line(situation, judgement))
@@ -99,12 +106,17 @@ def ending(job: Job, failed: list[str], world) -> str:
     lines = [""]
     if job.left_out:
         lines.append(f"left out, for want of ranks: {' '.join(map(str, job.left_out))}")
-    lines += failed or [f"VERIFIED: {len(job.situations)} sharded runs equal the single process"]
+    lines += failed or [f"VERIFIED: {plural(len(job.situations), 'sharded run')} the single process"]
     if world.kind == "threads":
         lines.append("the same on real processes:   mpiexec -n 4 python -m mpi4py -m refpar verify")
     return "\n".join(lines + ["", "next:  mpiexec -n 2 python -m mpi4py -m refpar train --model llama --mesh dp=2",
                               "       python lessons/03_data_parallel.py",
                               "       python -m refpar verify --fault mean-of-means"])
+
+
+def plural(count: int, thing: str) -> str:
+    """ "1 sharded run equals", "2 sharded runs equal". """
+    return f"{count} {thing} equals" if count == 1 else f"{count} {thing}s equal"
 
 
 def as_json(situation: Situation, judgement: Judgement) -> dict:

@@ -2,10 +2,10 @@
 
     y[t] = bias + sum over k of w[k] x[t-k], where tap k counts iff position[t] >= k
 
-so no tap reaches into the document before, and a token needs nothing but its own position to know.  What lies before the first token
+so no tap reaches into the document before, and a token needs only its own position to know.  What lies before the first token
 is the last W-1 inputs, `before` [B, W-1, C]; what is left behind is the last W-1 of before and x together.
 
-Law 5's three functions: the partial of a run of tokens is its `Tail`, `tail_merge` puts one run behind another, and finishing is the
+Law 5's three functions: the partial of a run of tokens is its `Tail`, `tail_merge` puts one run behind another, finishing is the
 sum above.  A tail has the same shape for every run, long, short or empty, so that ranks can exchange it.  The merge is a scan's,
 with a shift in the place of the decay: it is linear, and its transpose shifts the other way.
 
@@ -69,7 +69,7 @@ def conv_forward(x, w, bias, position, before, carry=ALONE):
     padded = np.concatenate([here.rows, x], axis=1)                                 # [B, W-1+S, C]
     seen = windows(padded, taps)                                                    # [B, S, W, C]
     y = np.einsum("bskc,kc->bsc", seen, w)                                          # [B, S, C]
-    early = np.nonzero(position < taps - 1)         # the few tokens that see fewer than W: again, without the taps that do not count
+    early = np.nonzero(position < taps - 1)         # the few tokens that see fewer than W: again, less the taps that do not count
     counts = position[early][:, None] >= np.arange(taps)                            # [T early, W]
     y[early] = np.einsum("tkc,kc->tc", seen[early] * counts[..., None], w)
     y += bias

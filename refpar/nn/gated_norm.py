@@ -1,8 +1,8 @@
 """Mamba-2's norm: the gated y silu(z) is divided by the root of its mean square, each group of channels by its own.
 
-Groups are those of B and C: MP/G channels each, MP local ones over as many groups as are here.  Where ranks share a group, `over` and
-`total` complete its statistic (law 5: `squares`, a merge, `squares_finish`): the sum of squares is Partial, and in backward so is the
-gradient of the finished scale.
+Groups are those of B and C: MP/G channels each, MP local ones over as many groups as are here.  Where ranks share a group, `over`
+and `total` complete its statistic (law 5: `squares`, a merge, `squares_finish`): the sum of squares is Partial, and in backward so
+is the gradient of the finished scale.
 
 Dao and Gu 2024 (Mamba-2), section 7; gating before the norm, as in its published code (`norm_before_gate` off).
 """
@@ -24,7 +24,7 @@ def gated_norm_forward(y, z, w, groups: int, eps: float, over: Pair = SAME, tota
     gate, act = silu_forward(z)
     out = in_groups(y * gate, groups)                                               # [B, S, G, MP/G]
     mine = squares(out)                                                             # [B, S, G, 1] +tp
-    width = total(mine.width)
+    width = int(total(mine.width))
     scale = squares_finish(Squares(over.forward(mine.total), width), eps)           # [B, S, G, 1]
     out *= scale
     out = out.reshape(y.shape)
@@ -41,7 +41,7 @@ def gated_norm_backward(dout, saved, w, over: Pair = SAME):
     dw = np.einsum("bsc,bsc->c", dout, normed.reshape(y.shape))
     dgated = in_groups(dout * w, groups)                                            # [B, S, G, MP/G]
     along = over.backward(np.vecdot(dgated, normed)[..., None])                     # [B, S, G, 1]
-    normed *= along / int(saved["width"])       # the part that only lengthens a group: the statistic takes it out again
+    normed *= along / saved["width"]            # the part that only lengthens a group: the statistic takes it out again
     dgated -= normed
     dgated *= scale
     dgated = dgated.reshape(y.shape)

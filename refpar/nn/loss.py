@@ -27,9 +27,9 @@ def _finite(top):
 
 
 def _here(targets, first: int, words: int):
-    """Of targets [T]: which are words of this part, and where they stand in it."""
+    """Of targets [T]: which are words of this part, and where they stand in it.  An ignored one, -1, is in no part."""
     local = targets - first
-    rows = np.flatnonzero((targets >= 0) & (local >= 0) & (local < words))
+    rows = np.flatnonzero((local >= 0) & (local < words))
     return rows, local[rows]
 
 

@@ -3,8 +3,8 @@
     z, x, B, C, dt = projections of the input           x, B, C = silu(conv of each)           dt = softplus(dt + dt_bias)
     y = scan(x, dt, B, C)                               out = norm(y silu(z)) @ out
 
-Seams: `mix` is conv and scan with their weights, between the projections and the norm; `carry` is what lies before my tokens, for the
-convs and the scan alike; `over` and `total` complete a group's statistic in the norm.  Sizes come from the weights given, so a
+Seams: `mix` is conv and scan with their weights, between the projections and the norm; `carry` is what lies before my tokens, for
+the convs and the scan alike; `over` and `total` complete a group's statistic in the norm.  Sizes come from the weights given, so a
 shard of heads passes through unchanged; only the width P of a head and the state N are no shard's business.
 
 A filling of `mix` is a Pair:

@@ -11,11 +11,11 @@ have the survey's names (section 5.1), and so have the ops that `watch` is told 
 
 Backward costs, in the same letters, 6 B c L L G N (C B' again, and two), 4 B c L L M P, 10 B c L M P N and 2 B c M P N.
 
-Forward is two passes.  The first sums up each chunk, and the merge of all is what `carry` needs of my tokens; the second starts from
-what lies before them.  Backward mirrors it from the other end, with the same merge.  The decay from token s to token t of a document
-is exp(log[t] - log[s]), log the running sum of dt A: quotients of running products would overflow.  Only these sums [B, S, M] are
-float64, and every difference is taken in float64, so strong decay costs no digits; they start anew with each document, so
-its neighbour's values do not touch even their rounding.
+Forward is two passes.  The first sums up each chunk, and the merge of all is what `carry` needs of my tokens; the second starts
+from what lies before them.  Backward mirrors it from the other end, with the same merge.  The decay from token s to token t of a
+document is exp(log[t] - log[s]), log the running sum of dt A: quotients of running products would overflow.  Only these sums
+[B, S, M] are float64, and every difference is taken in float64, so strong decay costs no digits; they start anew with each
+document, so its neighbour's values do not touch even their rounding.
 
 Dao and Gu 2024 (Mamba-2), section 6.
 """
@@ -95,12 +95,12 @@ def chunks_of(x, dt, B, C, log, position, chunk: int) -> tuple[list[slice], list
 
 def running_sum(dA, position, chunk: int):
     """dA [B, S, M] float64 -> its running sum, anew at each chunk, and from 0 where a document begins (there nothing decays: all is
-    gone).  Token l of all chunks at once, for l = 1 to L-1."""
+    gone).  Token i of all chunks at once, for i = 1 to L-1."""
     goes_on = (position != 0).astype(dA.dtype)[..., None]                           # [B, S, 1]
     log = dA * goes_on
-    for l in range(1, min(chunk, log.shape[1])):
-        now = log[:, l::chunk]                                                      # [B, c, M]
-        now += goes_on[:, l::chunk] * log[:, l - 1::chunk][:, :now.shape[1]]
+    for i in range(1, min(chunk, log.shape[1])):
+        now = log[:, i::chunk]                                                      # [B, c, M]
+        now += goes_on[:, i::chunk] * log[:, i - 1::chunk][:, :now.shape[1]]
     return log
 
 
@@ -108,15 +108,15 @@ def running_sum_backward(dlog, position, chunk: int):
     """The transpose: dlog [B, S, M] -> the gradient of dA, the sum over the later tokens of the chunk and document."""
     goes_on = (position != 0).astype(dlog.dtype)[..., None]
     ddA = dlog.copy()
-    for l in reversed(range(1, min(chunk, ddA.shape[1]))):
-        now = ddA[:, l::chunk]
-        ddA[:, l - 1::chunk][:, :now.shape[1]] += goes_on[:, l::chunk] * now
+    for i in reversed(range(1, min(chunk, ddA.shape[1]))):
+        now = ddA[:, i::chunk]
+        ddA[:, i - 1::chunk][:, :now.shape[1]] += goes_on[:, i::chunk] * now
     return ddA * goes_on
 
 
 def decays(log, position, dtype):
-    """log [B, L, M] and position [B, L] of a chunk -> since its start and to its end, [B, L, M]; 0 if a document begins in between."""
-    begun = np.cumsum(position == 0, axis=1)[..., None]                             # [B, L, 1]: documents begun in this chunk so far
+    """log [B, L, M] and position [B, L] of a chunk -> since its start and to its end, [B, L, M]; 0 if a document begins between."""
+    begun = np.cumsum(position == 0, axis=1)[..., None]                             # [B, L, 1]: documents begun in the chunk so far
     since_start = np.exp(log) * (begun == 0)
     to_end = np.exp(np.minimum(log[:, -1:] - log, 0)) * (begun == begun[:, -1:])    # above 0 from one document to another only
     return since_start.astype(dtype), to_end.astype(dtype)
@@ -177,7 +177,7 @@ def read_backward(name: str, x, state, groups: int):
     return heads_first(product(name, by_group(x, groups), grouped))
 
 
-# ------------------------------------------------------------------------------------------------- y within a chunk: (C B' o decay) X
+# ----------------------------------------------------------------------------------------------- y within a chunk: (C B' o decay) X
 
 def in_groups(weights, scores):
     """weights [B, M, L, L] of heads, beside scores [B, G, L, L] of groups -> [B, G, M/G, L, L], a view."""
@@ -228,6 +228,6 @@ def across_backward(dy, c: Chunk, start, dend):
     dlog = np.vecdot(dy, across_forward(c, start)).astype(np.float64)               # [B, L, M]: y grows with log[t]
     left = np.vecdot(c.X, dX)                                                       # the end grows with log[end] - log[t]
     dlog -= left
-    kept = np.einsum("bmpn,bmpn->bm", start, dend) * c.since_start[:, -1]           # [B, M]: and what it keeps of start with log[end]
+    kept = np.einsum("bmpn,bmpn->bm", start, dend) * c.since_start[:, -1]           # [B, M]: what it keeps of start, with log[end]
     dlog[:, -1] += left.sum(1, dtype=np.float64) + kept
     return dX, dB, dC, dlog

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm.choose import Call, promised
-from refpar.comm.mesh import nodes
-from refpar.config import shares
+from refpar.comm.choose import all_reduce_sends
 from refpar.corpus import micro_batches
 from refpar.oracle.bound import distance_within, step_bounds
 from refpar.oracle.equal import bound, distance, leaves
@@ -65,7 +63,8 @@ def weigh(situation: Situation, runs: list[Run]) -> Judgement:
             errors[kind] = max(errors.get(kind, 0.0), error)
         wrong = wrong or first_wrong(number, found) or first_replica_apart(number, runs)
         state = runs[0].steps[number].state
-    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved), bytes_sent(situation, chain, state.params, runs))
+    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved),
+                     bytes_sent(situation, chain, state.params, runs))
 
 
 def weigh_step(situation: Situation, steps: list[Step], before, whole: Step):
@@ -132,9 +131,9 @@ def bytes_sent(situation: Situation, chain, params: dict, runs: list[Run]) -> di
     for run in runs:
         for (axis, _), (_, size) in run.sent.items():
             counted[axis] = counted.get(axis, 0) + size
-    dtype, group = np.dtype(situation.training.dtype), range(situation.layout.dp)
-    sums = [(1, np.dtype(np.int64)), (1, np.dtype(np.float64))]
+    dtype, dp = np.dtype(situation.training.dtype), situation.layout.dp
+    sums = [(1, np.int64), (1, np.float64)]
     sums += [(bucket.bytes // dtype.itemsize, dtype) for bucket in buckets(params, chain)]
-    calls = [Call(shares(elements, len(group)), of, nodes(group, None)) for elements, of in sums]
-    formula = situation.training.steps * sum(promised("all_reduce", None, rank, call).elements for call in calls for rank in group)
+    formula = situation.training.steps * sum(all_reduce_sends(rank, elements, dp, of).elements for elements, of in sums
+                                             for rank in range(dp))
     return {axis: (size, formula) for axis, size in counted.items()} or {"dp": (0, formula)}

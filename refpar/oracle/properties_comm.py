@@ -108,7 +108,7 @@ def _all_axes(layout):
 
 # Collectives.
 
-def _run_cases(wire, situation):
+def run_cases(wire, situation):
     """Every case on the situation's axis: name -> (what came out, what the ledger counted on the axis, messages of all kinds)."""
     axis, found = _axis(wire, situation), {}
     for number, (name, case) in enumerate(cases_of(situation).items()):
@@ -124,7 +124,7 @@ def _run_cases(wire, situation):
 
 def collective_means(world, situation: CommSituation):
     """Each collective gives what its single-process meaning gives, to the bit, and leaves its argument alone."""
-    for ranks, found in by_group(world.run(_run_cases, situation.ranks, situation), situation):
+    for ranks, found in by_group(world.run(run_cases, situation.ranks, situation), situation):
         for number, (name, case) in enumerate(cases_of(situation).items()):
             xs = [case.given(situation, index, ranks[0], number) for index in range(len(ranks))]
             for rank, got, expected in zip(ranks, found, case.meaning(xs, situation), strict=True):
@@ -133,7 +133,7 @@ def collective_means(world, situation: CommSituation):
 
 def collective_counts(world, situation: CommSituation):
     """Messages and bytes of each rank, sent and received, are what the formulas say; those of rings are the lower bound."""
-    for ranks, found in by_group(world.run(_run_cases, situation.ranks, situation), situation):
+    for ranks, found in by_group(world.run(run_cases, situation.ranks, situation), situation):
         for name, case in cases_of(situation).items():
             for index, rank in enumerate(ranks):
                 promised = case.volume(index, situation, ranks)

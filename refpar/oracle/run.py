@@ -20,8 +20,6 @@ from refpar.nn.init import initial
 from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import leaves
 from refpar.oracle.situation import Situation
-from refpar.parallel.data import accumulate, count_targets, reduce_gradients, sum_loss
-from refpar.parallel.placement import squared_norm
 from refpar.train import State, rate_of, train_step
 
 
@@ -116,7 +114,8 @@ def run_sharded(wire, situation: Situation) -> Run:
         for number in range(training.steps):
             rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
             state, report = train_step(chain, state, [situation.batch(number, part) for part in rows], mesh, training)
-            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), points.gradients, state)
+            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(),
+                        points.gradients, state)
             digests.append({name: digest(array) for name, array in leaves({"gradient": step.gradients, **state._asdict()})})
             steps.append(step if dp.index == 0 else step._replace(gradients={}, state=None))
     sent = {key[1:]: (ledger.messages[key], ledger.bytes[key]) for key in ledger.messages if key[0] == "send"}

@@ -16,9 +16,8 @@ import sys
 import tempfile
 import time
 
-from refpar.comm.wire import require_received
-
 from pool.line import Line
+from refpar.comm.wire import require_received
 
 RENEWALS = 200      # communicators are scarce: so many failed programs, then new workers
 ENVIRONMENT = {     # what Open MPI wants for more ranks than cores, and for root; no other MPI minds

@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextvars import Context
 
-from line import Line       # worker.py's own directory is on the path of a script
+from line import Line  # worker.py's own directory is on the path of a script
 
 
 def main(path):

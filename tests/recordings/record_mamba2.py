@@ -21,8 +21,9 @@ def drawn_weights(rng):
     D, M, P, G, N, W = (SIZES[name] for name in ("width", "ssm_heads", "ssm_head_width", "groups", "state", "conv"))
     shapes = {"0.embedding.table": (SIZES["vocab"], D)}
     for i in range(1, SIZES["blocks"] + 1):
-        inner = {"norm": (D,), "z": (D, M * P), "x": (D, M * P), "B": (D, G * N), "C": (D, G * N), "dt": (D, M), "conv_x": (W, M * P),
-                 "conv_B": (W, G * N), "conv_C": (W, G * N), "bias_x": (M * P,), "bias_B": (G * N,), "bias_C": (G * N,),
+        inner = {"norm": (D,), "z": (D, M * P), "x": (D, M * P), "B": (D, G * N), "C": (D, G * N), "dt": (D, M),
+                 "conv_x": (W, M * P), "conv_B": (W, G * N), "conv_C": (W, G * N),
+                 "bias_x": (M * P,), "bias_B": (G * N,), "bias_C": (G * N,),
                  "dt_bias": (M,), "A_log": (M,), "skip": (M,), "gate_norm": (M * P,), "out": (M * P, D)}
         shapes |= {f"{i}.mamba2.{name}": shape for name, shape in inner.items()}
     shapes |= {f"{SIZES['blocks'] + 1}.norm.norm": (D,), f"{SIZES['blocks'] + 2}.head.head": (D, SIZES["vocab"])}
