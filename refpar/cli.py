@@ -131,7 +131,7 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",
-        {"what": "collectives: hand-written beside the MPI library's own call"},
+        {"what": "collectives: every algorithm beside the MPI library's own call; crossover: where a ring overtakes a tree"},
         (),
         ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",)),
 }

@@ -15,7 +15,7 @@ ALPHA, BETA = 1.0, 2.0**-10
 TIMED = [(operation, name) for operation, known in ALGORITHMS.items() if operation != "exchange"
          for name in known if name != "hierarchical"]
 PIPELINES = {"chain", "double-tree"}
-ROUGH = {("reduce", "double-tree"), ("all_reduce", "double-tree")}      # the network lets a parent receive from two children at once
+ROUGH = {("reduce", "double-tree"), ("all_reduce", "double-tree")}      # this network lets a rank receive from two at once
 
 
 def calls(operation: str, name: str, p: int, count: int, segments: int):

@@ -4,14 +4,15 @@ import math
 import numpy as np
 import pytest
 from drawn import check
-from strategies_comm import EXAMPLES, MOST, drawn_once, situations
+from strategies_comm import EXAMPLES, MOST, THIRDS, drawn_once, situations
 
 from refpar import watch
 from refpar.comm import collectives, trees, volume
-from refpar.comm.mesh import Axis, Mesh, groups
+from refpar.comm.mesh import Axis, Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, shares
 from refpar.oracle import properties_comm
+from refpar.oracle.cases_comm import CASES
 from refpar.oracle.situation_comm import CommSituation
 
 
@@ -26,6 +27,19 @@ def test_counts(world):
 def test_repeats_itself_bitwise(world):
     rounding = situations(world.size or MOST, dtypes=("float64", "float32", "float16"))
     check(world, properties_comm.bitwise_repeatable, rounding, EXAMPLES)
+
+
+def uneven(p: int) -> CommSituation:
+    """p ranks, of which a node has 2 or 3 and the last one fewer, and no two dims cut alike."""
+    sizes, other_sizes = tuple(shares(2 * p - 1, p)), tuple(shares(p + 2, p))
+    return CommSituation(Layout(dp=p), ("dp",), (2 * p - 1, p + 2), 0, sizes, 1, other_sizes, root=p // 2, node=2 + (p + 1) % 2)
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_every_algorithm_on_every_number_of_ranks(p):
+    """Drawing is luck, and what an algorithm does depends on p more than on anything else."""
+    properties_comm.collective_means(ThreadWorld(eager=0), uneven(p))
+    properties_comm.collective_counts(ThreadWorld(seed=p), uneven(p))
 
 
 def test_float16_rounds_once(world):
@@ -53,6 +67,11 @@ def test_every_collective_in_short_pieces(pool):
             assert other[name][1:] == one[name][1:]
 
 
+def nodes_of(s):
+    """The nodes on which the ranks of each group stand."""
+    return [nodes(group, s.node) for group in groups(s.layout, *s.axes)]
+
+
 CORNERS = {
     "one rank on the axis": lambda s: s.size == 1 < s.ranks,
     "one rank in the world": lambda s: s.ranks == 1,
@@ -73,14 +92,18 @@ CORNERS = {
     "float16": lambda s: s.dtype == "float16" and s.size > 2,
     "a maximum": lambda s: s.op == "maximum" and s.size > 2 and 0 not in s.shape,
     "a pipeline of several segments": lambda s: s.size > 2 and math.prod(s.shape) * np.dtype(s.dtype).itemsize > 4 * s.segment,
-    "several nodes of several ranks": lambda s: s.node in (2, 3) and s.size > s.node and len(s.axes) == 1 and s.size == s.ranks,
-    "nodes of unequal size": lambda s: s.node in (2, 3, 4) and s.node < s.size == s.ranks and s.size % s.node > 0,
+    "several nodes of several ranks": lambda s: any(len(node) > 1 < len(found) for found in nodes_of(s) for node in found),
+    "nodes of unequal size": lambda s: any(len(set(map(len, found))) > 1 for found in nodes_of(s)),
 }
 
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_the_strategy_reaches(corner):
     assert any(map(CORNERS[corner], drawn_once(situations())))
+
+
+def test_the_thirds_are_everything():
+    assert sorted(name for third in THIRDS for name in third) == sorted(CASES)
 
 
 def test_a_situation_prints_as_what_makes_it():

@@ -36,7 +36,7 @@ class Call(NamedTuple):
     @property
     def bytes(self) -> int:
         """Of the whole array."""
-        return int(np.sum(self.sizes, dtype=np.int64)) * self.dtype.itemsize
+        return sum(sum(size) if isinstance(size, list) else size for size in self.sizes) * self.dtype.itemsize
 
     @property
     def power_of_two(self) -> bool:

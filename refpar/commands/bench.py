@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import Callable
 
-from refpar.bench import collectives
+from refpar.bench import collectives, crossover
 
-BENCHES: dict[str, Callable] = {"collectives": collectives.run}
+BENCHES: dict[str, Callable] = {"collectives": collectives.run, "crossover": crossover.run}
 
 
 def prepare(world, args) -> Callable:
