@@ -19,11 +19,15 @@ COMMANDS = {
     "lesson00.txt": ("lessons/00_ranks_and_messages.py", 0),
     "lesson01.txt": ("lessons/01_collectives_from_nothing.py", 0),
     "lesson01_show.txt": ("lessons/01_collectives_from_nothing.py --ranks 3 --show", 0),
+    "lesson02.txt": ("lessons/02_backward_by_hand.py", 0),
+    "lesson02_fault.txt": ("lessons/02_backward_by_hand.py --fault no-document-mask", 1),
+    "lesson02_scans.txt": ("lessons/02_scans.py", 0),
     "lesson03.txt": ("lessons/03_data_parallel.py", 0),
     "lesson03_fault.txt": ("lessons/03_data_parallel.py --fault local-count", 1),
     "show_mesh.txt": ("-m refpar show mesh --mesh dp=2,tp=2", 0),
     "show_messages.txt": ("-m refpar show messages all_reduce --mesh dp=3 --size 6 --algorithm ring", 0),
     "ring.svg": ("docs/draw.py", 0),
+    "reach.svg": ("docs/draw_reach.py", 0),
 }
 
 FRACTION = re.compile(r"(-?\d+\.\d+(?:e[-+]\d+)?)")

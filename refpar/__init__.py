@@ -11,7 +11,7 @@ mesh        the grid of ranks; its axes are dp, pp, cp, tp
 dim         a dimension of an array (an axis is always the mesh's)
 placement   where a value lies on an axis: Shard(dim), Partial (a sum not yet reduced), Replicate (whole on each rank, and each
             does something of its own with it), Invariant (whole on each rank, and each does the same)
-layer       one entry of the chain: a mixer (attention, Mamba-2) or an MLP on the residual stream, embedding, norm or head
+layer       one entry of the chain: a mixer (attention, Mamba-1, Mamba-2) or an MLP on the residual stream, embedding, norm or head
 block       the pattern of layers that a model repeats
 seam        a place in a layer where data of another rank may be needed; its filling is a pair, forward and backward
 saved       what forward keeps for backward
@@ -24,6 +24,8 @@ D  width of the residual stream (d)         V  vocabulary (v)                   
 H  query heads (a)                          K  key/value heads (k)              E  width of a head (d_h)
 M  heads of Mamba (h)                       P  width of a Mamba head (p)        N  state of a Mamba head (n)
 G  groups of Mamba heads that share B, C    W  taps of the conv (w)             L  chunk of the scan (l)
+X  learned positions
+I  width inside Mamba-1 (d_inner)           R  rank of its time step (dt_rank)
 
 Shapes stand behind the lines that change them: `# [B, S, F/tp]` is this rank's shard of F, a letter without a slash is whole,
 `+tp` marks a Partial value.  Letters written together, `HE`, are a product, cut in whole first letters.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, Callable, NamedTuple
 from refpar.config import PRESETS, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
+INTERRUPTED = 130       # as a shell says it of Ctrl-C
 
 
 def whole(least: int) -> Callable:
@@ -94,6 +96,8 @@ OPTIONS: dict[str, Option] = {
     "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
     "algorithm": Option(str, "NAME", "of the collective, such as ring or doubling (default: what refpar would choose)"),
     "node": Option(whole(1), "N", "ranks of one node, for the hierarchical algorithm (default: all)"),
+    "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
+    "rounds": Option(whole(1), "N", "rounds of each case"),
     "json": Option(None, "", "print JSON in place of tables"),
     "trace": Option(Path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
 }
@@ -116,8 +120,8 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
-        ("model", "mesh", "order", "rows", "sequence", "micro-batches", "seed", "dtype", "optimizer", "clip", "uneven", "last-rows",
-         "documents", "ignored", "fault", "list-faults", "json", "trace"),
+        ("model", "mesh", "order", "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip", "seed", "dtype",
+         "uneven", "last-rows", "documents", "ignored", "fault", "list-faults", "json", "trace"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
          "python -m refpar verify --list-faults")),
@@ -131,9 +135,12 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",
-        {"what": "collectives: every algorithm beside the MPI library's own call; crossover: where a ring overtakes a tree"},
-        (),
-        ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",)),
+        {"what": "collectives, beside the MPI library's own; crossover, of a ring and a tree; step (of training) or scan (Mamba's), "
+                 "beside PyTorch and Hugging Face"},
+        ("cases", "rounds"),
+        ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",
+         "python -m refpar bench step --cases llama-128,mamba2-256",
+         "python -m refpar bench scan")),
 }
 
 
@@ -222,8 +229,15 @@ def main(argv: list[str] | None = None) -> int:
         world = launch.launch()
     except launch.LaunchError as error:
         launch.refuse(error)
-    status = command_of(world, *words)
-    return world.leave(status) if world.kind == "processes" else status
+    if world.kind == "processes":
+        world.leave(command_of(world, *words))
+    try:
+        return command_of(world, *words)
+    except BrokenPipeError:                 # who reads, `| head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return refuse(words[0], "interrupted", world.main, INTERRUPTED)
 
 
 def command_of(world, name: str, *words: str) -> int:
@@ -256,8 +270,8 @@ def tell(world, text: str) -> int:
     return 0
 
 
-def refuse(name: str, sentence: str, printing: bool) -> int:
-    """One sentence on stderr, and the exit status of a refusal."""
+def refuse(name: str, sentence: str, printing: bool, status: int = REFUSED) -> int:
+    """One sentence on stderr, and the exit status."""
     if printing:
         sys.stderr.write(f"refpar{' ' if name else ''}{name}: {sentence}\n")
-    return REFUSED
+    return status

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def _require(holds: bool, sentence: str):
         raise ValueError(sentence)
 
 
+_WORDS = {"norm": ("rms", "layer"), "mlp": ("swiglu", "gelu", "gelu_tanh"), "attention_bias": ("none", "qkv", "all"),
+          "positions": ("rope", "learned", "none"), "rope_pairs": ("interleaved", "halves"),
+          "rope_scaling": ("none", "linear", "ntk", "llama3")}
+
+
 @dataclass(frozen=True)
 class Model:
     """The sizes of one model.  `pattern` is the mixers and MLPs of one block, repeated `blocks` times."""
@@ -48,36 +54,97 @@ class Model:
     ssm_head_width: int = 16    # P
     groups: int = 2             # G  of heads that share B and C
     state: int = 16             # N
+    inner: int = 128            # I  width inside Mamba-1
+    dt_rank: int = 4            # R  of Mamba-1's time step
     conv: int = 4               # W  taps
+    conv_bias: bool = True
+    conv_act: str = "silu"      # behind the conv; or none
+    dt_bias: bool = True
+    dt_least: float = 0.0       # the time step is held above this
+    dt_most: float = 0.0        # and below this; 0: no limit
+    skip_by: str = "head"       # Mamba-2's skip: a number for each head, or each channel
+    norm_first: bool = False    # Mamba-2: norm before the gate
+    norm_group: int = 0         # channels that Mamba-2's norm takes together; 0: those of a group of heads
     chunk: int = 64             # L
     norm_eps: float = 1e-5
     tied: bool = False          # the head's table is the embedding's
     dropout: float = 0.0        # of embedding, attention and residual branches alike
     cut: bool = False           # leave the mixer out (attention, or the scan without the conv): the control of an experiment
+    norm: str = "rms"           # or layer: LayerNorm, with a bias
+    mlp: str = "swiglu"         # or gelu, gelu_tanh: one matrix up in place of gate and up
+    attention_bias: str = "none"        # or qkv, all: that of the output too
+    mlp_bias: bool = False
+    qk_norm: bool = False       # RMS norm of each head's query and key, before they are turned
+    window: int = 0             # how many tokens a token sees, itself among them; 0: all
+    positions: str = "rope"     # or learned, none
+    longest: int = 256          # X: learned positions
+    rope_pairs: str = "interleaved"     # or halves: which features are turned together
+    rope_scaling: str = "none"  # or linear, ntk, llama3: how a longer text is fitted into the angles of a shorter one
+    rope_factor: float = 1.0    # how much longer
+    rope_original: int = 8192   # llama3: the shorter one's length; pairs that turn more than rope_high times in it stay as they
+    rope_low: float = 1.0       # are, those that turn less than rope_low times are slowed by the whole factor
+    rope_high: float = 4.0
+    softcap: float = 0.0        # logits become softcap * tanh(logits / softcap); 0: they stay
+    smoothing: float = 0.0      # share of each target that is spread evenly over the vocabulary
+    z_loss: float = 0.0         # weight of the squared log of softmax's denominator in the loss
 
     def __post_init__(self):
         for name in ("blocks", "vocab", "width", "heads", "kv_heads", "head_width", "ffn", "ssm_heads", "ssm_head_width",
-                     "groups", "state", "conv", "chunk"):
+                     "groups", "state", "inner", "dt_rank", "conv", "chunk"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
         for layer in self.pattern:
-            _require(layer in ("attention", "mlp", "mamba2"),
-                     f"model: pattern has {layer!r}, and a layer is attention, mlp or mamba2")
+            _require(layer in ("attention", "mlp", "mamba1", "mamba2"),
+                     f"model: pattern has {layer!r}, and a layer is attention, mlp, mamba1 or mamba2")
         _require(len(self.pattern) > 0, "model: pattern is empty, and a block needs at least one layer")
         _require(self.heads % self.kv_heads == 0,
                  f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        _require(self.head_width % 2 == 0, f"model: head_width={self.head_width} must be even, for rotary position embedding")
+        _require(self.head_width % 2 == 0 or self.positions != "rope",
+                 f"model: head_width={self.head_width} must be even, for rotary position embedding")
         _require(self.ssm_heads % self.groups == 0,
                  f"model: ssm_heads={self.ssm_heads} must be a multiple of groups={self.groups}")
-        _require(0 <= self.dropout < 1, f"model: dropout={self.dropout} must be at least 0 and below 1")
+        for name, words in _WORDS.items():
+            _require(getattr(self, name) in words, f"model: {name}={getattr(self, name)} must be {' or '.join(words)}")
+        for name in ("longest", "rope_original"):
+            size = getattr(self, name)
+            _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
+        _require(isinstance(self.window, int) and self.window >= 0,
+                 f"model: window={self.window} must be a whole number, or 0 for none")
+        for name in ("dropout", "smoothing"):
+            _require(0 <= getattr(self, name) < 1, f"model: {name}={getattr(self, name)} must be at least 0 and below 1")
+        for name in ("softcap", "z_loss"):
+            _require(0 <= getattr(self, name) < float("inf"), f"model: {name}={getattr(self, name)} must be at least 0, and finite")
+        _require(1 <= self.rope_factor < float("inf"), f"model: rope_factor={self.rope_factor} must be at least 1, and finite")
+        _require(0 < self.rope_low < self.rope_high,
+                 f"model: rope_low={self.rope_low} must be above 0 and below rope_high={self.rope_high}")
+        _require(self.rope_scaling != "ntk" or self.head_width > 2,
+                 f"model: head_width={self.head_width} must be above 2 for rope_scaling=ntk, which leaves its first pair as it is")
+        channels = self.ssm_heads * self.ssm_head_width
+        _require(isinstance(self.norm_group, int) and self.norm_group >= 0 and channels % (self.norm_group or channels) == 0,
+                 f"model: norm_group={self.norm_group} must divide the {channels} channels of ssm_heads * ssm_head_width, or be 0")
+        _require(self.conv_act in ("silu", "none"), f"model: conv_act={self.conv_act} must be silu or none")
+        _require(self.skip_by in ("head", "channel"), f"model: skip_by={self.skip_by} must be head or channel")
+        _require(self.dt_least >= 0 <= self.dt_most and (self.dt_most == 0 or self.dt_least < self.dt_most),
+                 f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}, where that is not 0")
         _require(self.norm_eps > 0, f"model: norm_eps={self.norm_eps} must be above 0")
         _require(self.rope_base > 1, f"model: rope_base={self.rope_base} must be above 1")
 
     @property
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
-        return {"V": self.vocab, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width, "F": self.ffn,
-                "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "W": self.conv}
+        return {"V": self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
+                "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
+                "R": self.dt_rank, "W": self.conv}
+
+    @property
+    def reach(self) -> int:
+        """How many tokens, itself among them, a token sees at most: the window, or where there is none more than any text has."""
+        return self.window or sys.maxsize
+
+    def require_positions(self, count: int, what: str):
+        """ValueError where the model has learned fewer positions than `what` has."""
+        _require(self.positions != "learned" or count <= self.longest,
+                 f"model: longest={self.longest} learned positions are too few for {what}, which has {count}")
 
     def dim(self, word: str) -> tuple[int, int]:
         """A dim of a parameter, "D", "HE" or "F/tp" -> (size, unit): the product of its letters, cut in whole first letters."""
@@ -160,23 +227,36 @@ class Training:
                  f"training: beta1={self.beta1} and beta2={self.beta2} must be at least 0 and below 1")
 
 
-_EVEN = dict(width=64, heads=8, kv_heads=2, head_width=8, ffn=128, ssm_heads=8, ssm_head_width=16, groups=2, state=16, chunk=16)
+_GPT2 = dict(norm="layer", positions="learned", attention_bias="all", mlp_bias=True, mlp="gelu_tanh", tied=True)
+_EVEN = dict(width=64, heads=8, kv_heads=2, head_width=8, ffn=128, ssm_heads=8, ssm_head_width=16, groups=2, state=16, chunk=16,
+             inner=128, dt_rank=4)
 _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, ssm_head_width=7, groups=3, state=5, chunk=7,
-            vocab=259)
+            inner=47, dt_rank=3, vocab=259)
 
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
     "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
+    "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, **_GPT2),
     "llama-tiny": Model(blocks=4, **_EVEN),                                     # 4 blocks of 2 = 8 layers
     "mamba2-tiny": Model(pattern=("mamba2",), blocks=8, **_EVEN),
+    "gpt2-tiny": Model(blocks=4, **_EVEN | dict(kv_heads=8), **_GPT2),
     "llama-uneven": Model(blocks=3, **_ODD),                                    # divisible by nothing
     "mamba2-uneven": Model(pattern=("mamba2",), blocks=5, **_ODD),
+    "gpt2-uneven": Model(blocks=3, **_ODD | dict(kv_heads=6, longest=67), **_GPT2),
+    "mamba1": Model(pattern=("mamba1",), blocks=4, width=128, inner=256, dt_rank=8, state=16),
+    "mamba1-tiny": Model(pattern=("mamba1",), blocks=8, **_EVEN),
+    "mamba1-uneven": Model(pattern=("mamba1",), blocks=5, **_ODD),
 }
+
+# The families that `verify` walks where none is named: each has presets NAME-tiny and NAME-uneven.
+FAMILIES = ("llama", "gpt2", "mamba1", "mamba2")
 
 # How the presets that are made to learn are trained; a whole run on 2 cores, control included, takes minutes.
 TRAININGS: dict[str, Training] = {
     "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
     "mamba2": Training(steps=800, rows=4, sequence=256, rate=3e-3),
+    "gpt2": Training(steps=700, rows=4, sequence=256, rate=3e-3),
+    "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
 
 

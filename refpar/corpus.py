@@ -25,8 +25,8 @@ class Batch(NamedTuple):
     """Five integer arrays [B, S], and the number of the step."""
     tokens: np.ndarray
     targets: np.ndarray         # the token that follows; -1 is ignored
-    position: np.ndarray        # in its document: rises by 1 or returns to 0, and only a row's first may start above 0
-    document: np.ndarray        # equal within a document, different between two documents of a row
+    position: np.ndarray        # in its document: rises by 1 or returns to 0, and only a row's first may start above 0; -1 is a pad
+    document: np.ndarray        # equal within a document, different between two documents of a row; pads have their own
     index: np.ndarray           # place in the whole step, row*S + column: the key of all randomness
     step: int = 0
 

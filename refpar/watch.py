@@ -12,12 +12,22 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
 _observers: ContextVar[tuple] = ContextVar("observers", default=())
-_errand: ContextVar[tuple] = ContextVar("errand", default=(None, None))
+
+
+class Errand(NamedTuple):
+    """What a rank is about: what its messages belong to."""
+    axis: str | None = None         # the mesh axis, e.g. "dp"
+    operation: str | None = None    # the outermost collective, e.g. "all_reduce"
+    call: Any = None                # what the axis made of that collective's call (see `refpar/comm/calls.py`)
+
+
+_errand: ContextVar[Errand] = ContextVar("errand", default=Errand())
 
 
 class Message(NamedTuple):
@@ -57,11 +67,11 @@ def op(name: str, flops: int):
         observer.op(name, flops)
 
 
-def message(way: str, peer: int, array):
-    """An array left (`send`) or arrived (`recv`), under the axis and operation of the current errand."""
+def message(way: str, peer: int, array, on: Errand):
+    """An array left (`send`) or arrived (`recv`), on the errand on which it was posted."""
     observers = _observers.get()
     if observers:
-        told = Message(way, peer, array.nbytes, *_errand.get(), array)
+        told = Message(way, peer, array.nbytes, on.axis, on.operation, array)
         for observer in observers:
             observer.message(told)
 
@@ -78,28 +88,48 @@ def held(kind: str, tree):
         observer.held(kind, tree)
 
 
-@contextmanager
-def errand(axis: str | None = None, operation: str | None = None):
-    """Name the axis and operation of the messages inside the block.  The outermost name of each wins: the messages
-    of an all_reduce stay an all_reduce's, though it is made of a reduce_scatter and an all_gather."""
-    was_axis, was_operation = _errand.get()
-    outermost = _observers.get() if operation and not was_operation else ()
-    token = _errand.set((was_axis or axis, was_operation or operation))
-    for observer in outermost:
-        observer.began(axis, operation)
-    try:
-        yield
-    finally:
-        _errand.reset(token)
-        for observer in outermost:
-            observer.ended(axis, operation)
+def current() -> Errand:
+    """What this rank is about."""
+    return _errand.get()
+
+
+class errand:
+    """with errand(axis, operation): name the axis and operation of the messages inside the block.  The outermost name of each
+    wins: the messages of an all_reduce stay an all_reduce's, though it is made of a reduce_scatter and an all_gather."""
+    __slots__ = ("axis", "operation", "call", "token", "outermost")
+
+    def __init__(self, axis: str | None = None, operation: str | None = None, call=None):
+        self.axis, self.operation, self.call = axis, operation, call
+
+    def __enter__(self):
+        was = _errand.get()
+        self.outermost = _observers.get() if self.operation and not was.operation else ()
+        self.token = _errand.set(Errand(was.axis or self.axis, was.operation or self.operation, was.call or self.call))
+        for observer in self.outermost:
+            observer.began(self.axis, self.operation)
+
+    def __exit__(self, *failure):
+        _errand.reset(self.token)
+        for observer in self.outermost:
+            observer.ended(self.axis, self.operation)
+
+
+def calling(axis, operation: str, x=None, options: dict | None = None) -> errand:
+    """The errand of a collective call on `axis`, which is told of it unless the call is a part of another collective."""
+    call = _errand.get().call or axis.began(operation, x, options or {})
+    return errand(axis.name, operation, call)
 
 
 def collective(function):
-    """Decorate `function(x, axis, ...)`: its messages are booked under its name and its axis's name."""
+    """Decorate `function(x, axis, ...)`: its messages are booked under its name and its axis's name, and its calls told to the
+    axis, with all arguments by name."""
+    _, _, *others = signature(function).parameters.values()
+    names = [other.name for other in others]
+    defaults = {other.name: other.default for other in others if other.default is not Parameter.empty}
+
     @wraps(function)
     def booked(x, axis, *args, **options):
-        with errand(axis.name, function.__name__):
+        with calling(axis, function.__name__, x, defaults | dict(zip(names, args)) | options):
             return function(x, axis, *args, **options)
     return booked
 
@@ -123,8 +153,9 @@ def _base(array):
 
 
 def elements(tree) -> int:
-    """Elements held by a nest of arrays, each base array once: two views of one buffer are one buffer."""
-    return sum({id(base): base.size for base in map(_base, arrays_of(tree))}.values())
+    """Elements held by a nest of arrays, each base array once: two views of one buffer are one buffer, of elements as large as a
+    view's (the base of a float array may be complex)."""
+    return sum({id(base): base.nbytes // array.itemsize for array in arrays_of(tree) for base in [_base(array)]}.values())
 
 
 class Ledger(Observer):

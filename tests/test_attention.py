@@ -1,4 +1,7 @@
 """Attention and rotary positions: the naive form by finite differences and by what it must not see, the fast form by the naive."""
+import collections
+import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -9,14 +12,16 @@ from hypothesis import strategies as st
 from scans import positions
 
 from refpar import watch
+from refpar.config import Model
 from refpar.corpus import Batch
 from refpar.nn import attention, blocks, rope
-from refpar.nn.attention import Places, places
+from refpar.nn.attention import EVERYTHING, Places, places
 from refpar.nn.dropout import attention_dropout
 from refpar.oracle.equal import assert_equal, leaves
 
 seeds = st.integers(0, 10**6)
 rates = st.sampled_from([0.0, 0.0, 0.4])
+windows = st.sampled_from([EVERYTHING, EVERYTHING, 1, 2, 3, 5])
 
 
 class Case(NamedTuple):
@@ -69,11 +74,11 @@ def assert_same(c: Case, outputs, grads, expected, expected_grads):
         assert_equal(got, wanted, n, scale=4 * v * max(q, k), name=f"d{name}")          # 4: the largest of dout, about
 
 
-@given(cases(longest=5), rates, seeds)
+@given(cases(longest=5), rates, windows, seeds)
 @settings(max_examples=40)
-def test_naive_by_finite_differences(c, rate, seed):
+def test_naive_by_finite_differences(c, rate, window, seed):
     rng = np.random.default_rng(seed)
-    core = attention.naive_core(attention_dropout(rate, 0, "1.attention"))
+    core = attention.naive_core(attention_dropout(rate, 0, "1.attention"), window)
 
     def function(x):
         out, after, _ = core.forward(x["q"], x["k"], x["v"], c.batch, c.before | x["before"])
@@ -83,13 +88,13 @@ def test_naive_by_finite_differences(c, rate, seed):
     assert_derivative(function, inputs, grads, doutputs, rng)
 
 
-@given(cases(), rates, st.integers(1, 5), st.integers(1, 60), seeds)
-def test_fast_is_naive(c, rate, size, elements, seed):
+@given(cases(), rates, windows, st.integers(1, 5), st.integers(1, 60), seeds)
+def test_fast_is_naive(c, rate, window, size, elements, seed):
     """With blocks so short that a case has several, of queries and of rows."""
     drop = attention_dropout(rate, 0, "1.attention")
     with small_blocks(size, elements):
-        fast, fast_grads, _ = gradients_of(blocks.core(drop), c, np.random.default_rng(seed))
-    naive, naive_grads, _ = gradients_of(attention.naive_core(drop), c, np.random.default_rng(seed))
+        fast, fast_grads, _ = gradients_of(blocks.core(drop, window), c, np.random.default_rng(seed))
+    naive, naive_grads, _ = gradients_of(attention.naive_core(drop, window), c, np.random.default_rng(seed))
     assert_same(c, fast, fast_grads, naive, naive_grads)
 
 
@@ -107,23 +112,28 @@ class small_blocks:
         vars(blocks).update(self.old)
 
 
-@pytest.mark.parametrize("S, R, ends, dtype", [(150, 0, 0.0, np.float32), (130, 70, 0.02, np.float64), (600, 0, 0.005, np.float32)])
-def test_fast_is_naive_at_the_blocks_own_size(S, R, ends, dtype):
+@pytest.mark.parametrize("S, R, ends, dtype, window", [
+    (150, 0, 0.0, np.float32, EVERYTHING), (130, 70, 0.02, np.float64, EVERYTHING), (600, 0, 0.005, np.float32, EVERYTHING),
+    (130, 70, 0.02, np.float64, 64), (200, 0, 0.0, np.float64, 65)])
+def test_fast_is_naive_at_the_blocks_own_size(S, R, ends, dtype, window):
     c = case(np.random.default_rng(S), 2, S, R, 2, 2, 16, ends, dtype)
-    fast, fast_grads, _ = gradients_of(blocks.core(), c, np.random.default_rng(1))
-    naive, naive_grads, _ = gradients_of(attention.naive_core(), c, np.random.default_rng(1))
+    fast, fast_grads, _ = gradients_of(blocks.core(window=window), c, np.random.default_rng(1))
+    naive, naive_grads, _ = gradients_of(attention.naive_core(window=window), c, np.random.default_rng(1))
     assert_same(c, fast, fast_grads, naive, naive_grads)
 
 
-@pytest.mark.parametrize("core", [attention.naive_core(), blocks.core()])
-@given(cases(longest=8, rows=st.just(1)), st.data())
-def test_what_is_not_visible_does_not_matter(core, c, data):
-    """Bitwise: change the keys that a token may not see, those of other documents and of later tokens, to anything."""
+@pytest.mark.parametrize("core_of", [attention.naive_core, blocks.core])
+@given(cases(longest=8, rows=st.just(1)), windows, st.data())
+def test_what_is_not_visible_does_not_matter(core_of, c, window, data):
+    """Bitwise: change the keys that a token may not see, those of other documents, of later tokens and of tokens out of its
+    window, to anything."""
     if not c.q.shape[1]:
         return
+    core = core_of(window=window)
     out, after, _ = core.forward(c.q, c.k, c.v, c.batch, c.before)
     i = data.draw(st.integers(0, c.q.shape[1] - 1))
-    same = (after["document"][0] == c.batch.document[0, i]) & (after["position"][0] <= c.batch.position[0, i])
+    distance = c.batch.position[0, i] - after["position"][0]
+    same = (after["document"][0] == c.batch.document[0, i]) & (distance >= 0) & (distance < window)
     R = c.before["k"].shape[1]
     k, v = after["k"].copy(), after["v"].copy()
     k[0, ~same], v[0, ~same] = 1e3, -1e3
@@ -136,10 +146,10 @@ def test_what_is_not_visible_does_not_matter(core, c, data):
     assert not np.array_equal(out[0, i], other[0, i])
 
 
-@given(cases(), rates, st.data())
-def test_a_row_in_segments_is_the_whole(c, rate, data):
+@given(cases(), rates, windows, st.data())
+def test_a_row_in_segments_is_the_whole(c, rate, window, data):
     """Forward by handing on keys, backward by handing back their gradients."""
-    core, S = blocks.core(attention_dropout(rate, 0, "1.attention")), c.q.shape[1]
+    core, S = blocks.core(attention_dropout(rate, 0, "1.attention"), window), c.q.shape[1]
     whole, whole_grads, doutputs = gradients_of(core, c, np.random.default_rng(0))
     cuts = sorted(data.draw(st.lists(st.integers(0, S), max_size=3)))
     parts = [slice(a, b) for a, b in zip([0, *cuts], [*cuts, S])]
@@ -251,16 +261,47 @@ def test_keys_that_no_query_of_a_block_sees_are_not_touched():
         assert ledger.flops["attention scores"] == 2 * 64 * 64 * 4 * pairs
 
 
-@given(seeds, st.integers(0, 3), st.integers(0, 6), st.integers(1, 3), st.integers(1, 4))
-def test_rotary(seed, rows, tokens, heads, pairs):
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("window, keys", [(1, 4 * 64), (2, 4 * 64 + 3), (65, 7 * 64), (66, 7 * 64 + 2), (EVERYTHING, 10 * 64)])
+def test_keys_out_of_the_window_are_not_touched(window, keys):
+    """One document of 256 tokens in blocks of 64: a block looks at its own 64 keys and at the window - 1 before them."""
+    c = case(np.random.default_rng(0), 1, 256, 0, 1, 1, 4, 0.0)
+    with watch.watching(watch.Ledger()) as ledger:
+        blocks.core(window=window).forward(c.q, c.k, c.v, c.batch, c.before)
+    assert ledger.flops["attention scores"] == 2 * 64 * 4 * keys
+
+
+@given(seeds, st.sampled_from(sorted(rope.PAIRS)), st.integers(0, 3), st.integers(0, 6), st.integers(1, 3), st.integers(1, 4))
+def test_rotary(seed, kind, rows, tokens, heads, pairs):
+    rng, (forward, backward) = np.random.default_rng(seed), rope.PAIRS[kind]
     x, position = rng.standard_normal((rows, tokens, heads, 2 * pairs)), rng.integers(0, 9999, (rows, tokens))
-    turn = rope.turns(position, 2 * pairs, 500.0, x.dtype)
-    y = rope.rope_forward(x, turn)
-    assert_equal(y, rope.naive_rope(x, position, 500.0), n=2)
+    turn = rope.turns(position, rope.powers(2 * pairs, 500.0), x.dtype)
+    y = forward(x, turn)
+    assert_equal(y, rope.naive_rope(x, position, rope.powers(2 * pairs, 500.0), kind), n=2)
     dy = rng.standard_normal(x.shape)
-    assert_derivative(lambda given: rope.rope_forward(given["x"], turn), {"x": x}, {"x": rope.rope_backward(dy, turn)}, dy, rng)
-    assert_equal(rope.rope_backward(y, turn), x, n=2)                               # the turn back
+    assert_derivative(lambda given: forward(given["x"], turn), {"x": x}, {"x": backward(dy, turn)}, dy, rng)
+    assert_equal(backward(y, turn), x, n=2)                                         # the turn back
+
+
+def test_scaled_rotary_frequencies():
+    """Against the definitions, written out pair by pair: some pairs of each kind in Llama 3.1's own numbers."""
+    llama = Model(head_width=128, rope_base=500000.0, rope_factor=8.0)
+    for kind in rope.SCALINGS:
+        config = dataclasses.replace(llama, rope_scaling=kind)
+        got, counted = rope.SCALINGS[kind](config), collections.Counter()
+        for i in range(64):
+            plain = 500000.0 ** (-2 * i / 128)
+            wavelength = 2 * math.pi / plain
+            if kind == "llama3":
+                part = "short" if wavelength < 8192 / 4 else "long" if wavelength > 8192 / 1 else "between"
+                kept = (8192 / wavelength - 1) / (4 - 1)
+                wanted = {"short": plain, "long": plain / 8, "between": (1 - kept) * plain / 8 + kept * plain}[part]
+                counted[part] += 1
+            else:
+                wanted = {"none": plain, "linear": plain / 8, "ntk": (500000.0 * 8 ** (128 / 126)) ** (-2 * i / 128)}[kind]
+            assert_equal(got[i], wanted, n=1)
+        assert kind != "llama3" or min(counted.values()) > 3 and len(counted) == 3
+        assert kind not in ("ntk", "llama3") or got[0] == 1                         # the first pair turns as before
+        assert kind == "none" or abs(got[63] / 500000.0 ** (-126 / 128) * 8 - 1) < 1e-12
 
 
 def test_rotary_scores_depend_on_distance_alone():
@@ -268,7 +309,7 @@ def test_rotary_scores_depend_on_distance_alone():
     q, k = rng.standard_normal((2, 1, 1, 1, 8))
 
     def score(i, j):
-        turned = (rope.rope_forward(x, rope.turns(np.array([[at]]), 8, 100.0, x.dtype)) for x, at in ((q, i), (k, j)))
+        turned = (rope.rope_forward(x, rope.turns(np.array([[at]]), rope.powers(8, 100.0), x.dtype)) for x, at in ((q, i), (k, j)))
         return np.vecdot(*turned)
     assert_equal(score(17, 5), score(1012, 1000), n=8, scale=1000 * np.abs(q * k).sum())
     assert abs(score(17, 5) - score(17, 6)).max() > 1e-3
@@ -277,6 +318,6 @@ def test_rotary_scores_depend_on_distance_alone():
 def test_rotary_in_float32_is_right_far_away():
     x = np.ones((1, 1, 1, 8), np.float32)
     far = np.array([[1_000_003]])
-    y = rope.rope_forward(x, rope.turns(far, 8, 10000.0, x.dtype))
+    y = rope.rope_forward(x, rope.turns(far, rope.powers(8, 1e4), x.dtype))
     assert y.dtype == np.float32
-    assert_equal(y, rope.naive_rope(x.astype(np.float64), far, 10000.0).astype(np.float32), n=2)
+    assert_equal(y, rope.naive_rope(x.astype(np.float64), far, rope.powers(8, 1e4)).astype(np.float32), n=2)

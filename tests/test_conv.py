@@ -41,10 +41,26 @@ def test_it_is_the_formula(s):
     assert np.array_equal(after, expected_after)
 
 
+@given(sizes(), st.data())
+def test_pads_are_no_inputs(s, data):
+    """Pads anywhere: the tokens' outputs and the tail are those of each row's tokens alone; a pad's output is the bias."""
+    rng, inputs, position = drawn(s)
+    pads = rng.random(position.shape) < 0.4
+    y, after, _ = conv_forward(**inputs, position=np.where(pads, -1, position))
+    assert_equal(y[pads], np.broadcast_to(inputs["bias"], y[pads].shape), 1)
+    for b in range(s.B):
+        row, own = slice(b, b + 1), ~pads[b]
+        alone = inputs | {"x": inputs["x"][row, own], "before": inputs["before"][row]}
+        expected, tail = naive(**alone, position=position[row, own])
+        assert_equal(y[row, own], expected, s.W + 1)
+        assert np.array_equal(after[row], tail)
+
+
 @settings(max_examples=30)
 @given(sizes())
 def test_derivative(s):
     rng, inputs, position = drawn(s)
+    position[rng.random(position.shape) < 0.2] = -1
     y, after, saved = conv_forward(**inputs, position=position)
     d = drawn_like({"y": y, "after": after}, rng)
     grads = backward(d["y"], d["after"], saved, inputs, position)
@@ -111,12 +127,12 @@ def test_a_document_does_not_see_its_neighbour(s):
 def test_the_merge_is_associative_and_says_the_last_inputs(seed, reach, lengths):
     rng = np.random.default_rng(seed)
     runs = [rng.standard_normal((2, n, 3)) for n in lengths]
-    a, b, c = (tail_of(x, reach) for x in runs)
-    nothing = tail_of(runs[0][:, :0], reach)
-    both = tail_of(np.concatenate(runs, axis=1), reach)
+    a, b, c = (tail_of(x, reach, np.full(2, x.shape[1])) for x in runs)
+    nothing = tail_of(runs[0][:, :0], reach, np.zeros(2, int))
+    both = tail_of(np.concatenate(runs, axis=1), reach, np.full(2, sum(lengths)))
 
     def same(u, v):
-        return u.count == v.count and np.array_equal(u.rows, v.rows)
+        return np.array_equal(u.count, v.count) and np.array_equal(u.rows, v.rows)
     assert same(tail_merge(tail_merge(a, b), c), both) and same(tail_merge(a, tail_merge(b, c)), both)
     assert same(tail_merge(nothing, a), a) and same(tail_merge(a, nothing), a)
 
@@ -126,9 +142,9 @@ def test_the_merge_is_associative_and_says_the_last_inputs(seed, reach, lengths)
 def test_the_backward_merge_is_associative_and_the_transpose(seed, reach, lengths):
     """On small integers, so exactly."""
     rng = np.random.default_rng(seed)
-    a, b, c, given = (Tail(np.array(n), rng.integers(-9, 9, (2, reach, 3))) for n in [*lengths, 0])
+    a, b, c, given = (Tail(np.array([n, n + 1]), rng.integers(-9, 9, (2, reach, 3))) for n in [*lengths, 0])
     turned = tail_merge_backward(tail_merge_backward(c, b), a), tail_merge_backward(c, tail_merge_backward(b, a))
-    assert turned[0].count == turned[1].count and np.array_equal(turned[0].rows, turned[1].rows)
+    assert np.array_equal(turned[0].count, turned[1].count) and np.array_equal(turned[0].rows, turned[1].rows)
 
     linear = b._replace(rows=0 * b.rows)
     moved, back = tail_merge(given, linear).rows, tail_merge_backward(c, linear).rows

@@ -2,8 +2,11 @@
 import pytest
 import strategies
 import strategies_comm
+from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
+
+from test_properties_nn import NAMES
 
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle.faults import FAULTS, fault_named, property_of
@@ -17,13 +20,14 @@ DRAWN = {
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
     "pieces_cover": st.integers(0, 2**34),
+    **dict.fromkeys(NAMES, strategies.situations(1)),
 }
 
 
-def judge(fault, situation) -> str | None:
+def judge(fault, situation, world=ThreadWorld()) -> str | None:
     """What the property says with the fault planted on every rank, and the single process right."""
     try:
-        property_of(fault)(PlantedWorld(ThreadWorld(), fault), situation)
+        property_of(fault)(PlantedWorld(world, fault), situation)
     except Exception as error:          # whatever the program ends with, it does not pass for right
         return f"{type(error).__name__}: {error}"
     return None
@@ -36,10 +40,12 @@ def test_faults_are_killed_where_they_show(fault):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=IDS)
 def test_faults_are_killed_in_drawn_situations(fault):
-    """No situation need be made for a fault: the strategy of its property soon draws one that shows it."""
+    """No situation need be made for a fault: the strategy of its property soon draws one that shows it.  The world is drawn too:
+    the order of ranks, and how long a message may be that leaves without its receiver."""
     few = settings(max_examples=100, phases=[Phase.generate], deadline=None, database=None, derandomize=True)
-    found = find(DRAWN[fault.property], lambda situation: judge(fault, situation) is not None, settings=few)
-    property_of(fault)(ThreadWorld(), found)                    # which the right code passes
+    drawn = st.tuples(DRAWN[fault.property], thread_worlds())
+    found, world = find(drawn, lambda one: judge(fault, *one) is not None, settings=few)
+    property_of(fault)(world, found)                    # which the right code passes
 
 
 @pytest.mark.parametrize("name", ["local-count", "forgotten-norms", "reduced-both-ways"])

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from refpar.config import PRESETS, share
 from refpar.nn.build import build
 from refpar.nn.init import initial, inverse_softplus
-from refpar.nn.mamba2 import softplus_forward
+from refpar.nn.ssm import softplus_forward
 from refpar.oracle.equal import assert_equal, leaves
 
-FAMILIES = ("llama-uneven", "mamba2-uneven")
+BIASES = [f"{name}_bias" for name in ("norm", "q", "k", "v", "o", "up", "down")]
+FAMILIES = ("llama-uneven", "mamba1-uneven", "mamba2-uneven", "gpt2-uneven")
 
 
 @given(st.sampled_from(FAMILIES), st.integers(1, 12), st.integers(0, 11), st.booleans(), st.sampled_from([np.float32, np.float64]))
@@ -42,15 +43,16 @@ def test_layers_parameters_and_seeds_are_drawn_apart():
     assert all(np.array_equal(a, b) for a, b in zip(names[:half], names[half:]))
 
 
-@pytest.mark.parametrize("family", ["llama", "mamba2"])
+@pytest.mark.parametrize("family", ["llama", "mamba2", "gpt2"])
 def test_spread(family):
     config = PRESETS[family]
     params = initial(config, build(config), 0, np.float64)
     branches, taps = len(config.pattern) * config.blocks, 1 / np.sqrt(config.conv)
     for full, w in leaves(params):
         name = full.split(".")[2]
-        low, high = {"norm": (1, 1), "gate_norm": (1, 1), "skip": (1, 1), "A_log": (0, np.log(16)), "dt_bias": (-7, -2.2),
-                     "bias_x": (0, 0), "bias_B": (0, 0), "bias_C": (0, 0)}.get(name, (-taps, taps) if "conv" in name else (-1, 1))
+        low, high = ({"norm": (1, 1), "gate_norm": (1, 1), "skip": (1, 1), "A_log": (0, np.log(16)), "dt_bias": (-7, -2.2),
+                      "bias_x": (0, 0), "bias_B": (0, 0), "bias_C": (0, 0)}
+                     | dict.fromkeys(BIASES, (0, 0))).get(name, (-taps, taps) if "conv" in name else (-1, 1))
         assert low <= w.min() and w.max() <= high, full
         if w.ndim > 1 and "conv" not in name:
             deviation = 0.02 / np.sqrt(branches) if name in ("o", "down", "out") else 0.02

@@ -6,15 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pool.mpipool import ENVIRONMENT, mpiexec
 
+from refpar.nn.ops import rmsnorm_backward
 from refpar.oracle.faults import NORMALISATION
 
 ROOT = Path(__file__).parents[1]
 LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "lessons" / "01_collectives_from_nothing.py",
+           "02": ROOT / "lessons" / "02_backward_by_hand.py", "02_scans": ROOT / "lessons" / "02_scans.py",
            "03": ROOT / "lessons" / "03_data_parallel.py"}
-ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "03": "03_reduce_gradients.py"}
+ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "02": "02_rmsnorm_backward.py",
+           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py"}
 
 spec = importlib.util.spec_from_file_location("record", ROOT / "docs" / "record.py")
 record = importlib.util.module_from_spec(spec)
@@ -73,10 +77,10 @@ def test_processes_print_what_threads_print(mpi, number, module):
 def test_show_adds_a_line_for_each_message(lesson, number):
     _, plain, _ = lesson(number)
     status, shown, _ = lesson(number, "--show")
-    steps = [line for line in shown.splitlines() if line.startswith("  round")]
+    steps = [line for line in shown.splitlines() if line.startswith(("  round", "  up"))]
     assert status == 0 and [line for line in shown.splitlines() if line not in steps] == plain.splitlines()
-    assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "03": 3 * 8}[number]
-    assert all(" -> rank " in line and "bytes" in line for line in steps)
+    assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "02": 4 + 4, "02_scans": 3 + 3, "03": 3 * 8}[number]
+    assert all(" -> rank " in line and "bytes" in line or "hands down" in line for line in steps)
 
 
 @pytest.mark.parametrize("number", LESSONS)
@@ -88,10 +92,15 @@ def test_mine_right(lesson, number):
 WRONG = {
     "00": "def broadcast(x, axis, root=0):\n    return x\n",
     "01": "def all_reduce(x, axis):\n    return x * axis.size\n",
+    "02": "def rmsnorm_backward(dy, saved, w):\n    y = saved['x'] * saved['scale']\n"
+          "    return dy * w * saved['scale'], (dy * y).sum(0)\n",
+    "02_scans": "def recurrence_backward(dh, a, h, before, dafter):\n    return dh * h, dh, dafter\n",
     "03": "def reduce_gradients(grads, chain, mesh):\n    return grads\n"}
 CRASH = {
     "00": "def broadcast(x, axis, root=0):\n    return x.nothing\n",
     "01": "import numpy as np\n\ndef all_reduce(x, axis):\n    axis.recv(np.empty(1), axis.size)\n",
+    "02": "def rmsnorm_backward(dy, saved, w):\n    return dy.nothing\n",
+    "02_scans": "def recurrence_backward(dh, a, h, before=0.0, dafter=0.0):\n    return dh.nothing\n",
     "03": "def reduce_gradients(grads, chain, mesh):\n    return grads['nothing']\n"}
 
 
@@ -134,16 +143,43 @@ def test_mine_on_processes(mpi, tmp_path, text, status):
     assert ended == status and ("green" if status == 0 else "mine.py, line 4, in all_reduce") in out and verdict(out), err
 
 
-@pytest.mark.parametrize("fault", [fault.name for fault in NORMALISATION])
-def test_a_fault_ends_red(lesson, fault):
-    status, out, _ = lesson("03", "--fault", fault)
+@pytest.mark.parametrize("number, fault", [*(("03", fault.name) for fault in NORMALISATION), ("02", "no-document-mask"),
+                                           ("02", "backward-of-one-group")])
+def test_a_fault_ends_red(lesson, number, fault):
+    status, out, _ = lesson(number, "--fault", fault)
     assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out
 
 
-def test_a_fault_on_processes(mpi):
-    status, out, _ = on_processes("03", "--fault", "local-count")
+@pytest.mark.parametrize("number, fault", [("02", "no-document-mask"), ("03", "local-count")])
+def test_a_fault_on_processes(mpi, number, fault):
+    status, out, _ = on_processes(number, "--fault", fault)
     assert status == 1
-    assert record.difference(body((record.RUNS / "lesson03_fault.txt").read_text()), body(out)) is None
+    assert record.difference(body((record.RUNS / f"lesson{number}_fault.txt").read_text()), body(out)) is None
+
+
+def test_a_missing_mask_is_seen_by_isolation_alone(lesson):
+    _, out, _ = lesson("02", "--fault", "no-document-mask")
+    wrong = [line for line in out.splitlines() if line.startswith("  WRONG")]
+    assert wrong == ["  WRONG llama: the second document keeps its bits"]
+
+
+def test_mine_that_writes_into_what_it_is_given_is_told_so(lesson, tmp_path):
+    right = (ROOT / "docs" / "answers" / ANSWERS["02"]).read_text()
+    (tmp_path / "mine.py").write_text(right.replace("    return dx", "    saved['x'][:] = 0\n    return dx"))
+    status, out, _ = lesson("02", "--mine", tmp_path / "mine.py")
+    assert status == 1 and "WRONG what rmsnorm_backward was given is as it was" in out and "written into" in out
+
+
+def test_the_answers_of_chapter_2():
+    """The numbers that exercises 1 and 2 print."""
+    text = (ROOT / "docs" / "02_backward_by_hand.md").read_text()
+    x, dy, scale = np.array([3.0, 4.0]), np.array([1.0, 0.0]), np.array([12.5**-0.5])
+    dx, _ = rmsnorm_backward(dy, {"x": x, "scale": scale}, np.ones(2))
+    assert f"({dx[0]:.3f}, {dx[1]:.4f})" in text and f"({scale[0]:.4f}, 0)" in text and abs(dx @ x) < 1e-15
+    backward = runpy.run_path(str(LESSONS["02_scans"]))["recurrence_backward"]
+    for a in ([0.5] * 4, [0.5, 0.5, 0, 0.5]):
+        _, db, dbefore = backward(np.ones(4), np.array(a), np.ones(4))
+        assert f"db = ({', '.join(f'{n:g}' for n in db)})`" in text and f"{dbefore:g}`" in text
 
 
 @pytest.mark.parametrize("number, options, words", [

@@ -6,18 +6,32 @@ import pytest
 from derivative import assert_derivative, drawn_like, paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scans import Sizes, assert_alike, batch_of, cast, positions, sizes, split
+from scans import (
+    Sizes,
+    assert_alike,
+    assert_pads_are_nothing,
+    batch_of,
+    cast,
+    frozen,
+    gradients_of,
+    outputs_of,
+    positions,
+    sizes,
+    split,
+    variants,
+)
 
 from refpar import watch
 from refpar.config import Model
 from refpar.nn import chain as chains
 from refpar.nn.build import build
-from refpar.nn.gated_norm import gated_norm_backward, gated_norm_forward
+from refpar.nn.gated_norm import gated_norm
 from refpar.nn.gradient import add, loss_and_gradients, loss_of
 from refpar.nn.init import initial
-from refpar.nn.mamba2 import mamba2_layer, mix, recurrence, softplus_backward, softplus_forward
+from refpar.nn.mamba2 import mamba2_layer, mix, recurrence
 from refpar.nn.product import settle
 from refpar.nn.seams import ALONE, Pair, Seams
+from refpar.nn.ssm import softplus_backward, softplus_forward, time_step
 from refpar.oracle.equal import assert_equal
 
 TINY = Model(pattern=("mamba2",), blocks=2, vocab=7, width=6, ssm_heads=4, ssm_head_width=3, groups=2, state=3, conv=3, chunk=4,
@@ -40,18 +54,6 @@ def drawn(s, dtype=np.float64, **options):
     return rng, config, layer, cast(inputs, dtype), batch
 
 
-def outputs_of(layer, inputs, batch):
-    y, after, _ = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
-    return {"y": y, "after": after}
-
-
-def gradients_of(layer, inputs, batch, d):
-    """Gradients of x, w and before."""
-    _, _, saved = layer.forward(inputs["x"], inputs["w"], batch, inputs["before"])
-    dx, dbefore, grads = layer.backward(d["y"], d["after"], saved, inputs["w"], batch)
-    return {"x": dx, "w": settle(grads), "before": dbefore}
-
-
 def addends(s):
     return max(1, s.B * s.S) * max(s.M * s.P, s.G * s.N, 5)
 
@@ -59,9 +61,10 @@ def addends(s):
 # ---------------------------------------------------------------------------------------------------------------- derivatives
 
 @settings(max_examples=20)
-@given(sizes(), st.booleans())
-def test_derivative_of_the_layer(s, cut):
-    rng, _, layer, inputs, batch = drawn(s, cut=cut)
+@given(sizes(), st.booleans(), st.data())
+def test_derivative_of_the_layer(s, cut, data):
+    """With every variant, and with respect to what lies before the first token too."""
+    rng, _, layer, inputs, batch = drawn(s, cut=cut, **data.draw(variants(s)))
     d = drawn_like(outputs_of(layer, inputs, batch), rng)
     assert_derivative(lambda inputs: outputs_of(layer, inputs, batch), inputs, gradients_of(layer, inputs, batch, d), d, rng)
 
@@ -91,12 +94,24 @@ def test_softplus(dtype):
             assert_equal(a, b, 1)                                                   # each by its own magnitude
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_time_step(dtype):
+    """softplus between its limits; beyond them, and at a pad, it does not move with dt."""
+    step = time_step(Model(dt_least=0.1, dt_most=2.0))
+    dt, position = np.array([[[-1.0, -9.0, 0.5, 9.0], [1.0, 1.0, 1.0, 1.0]]], dtype), np.array([[3, -1]])
+    y, saved = step.forward(dt, np.array([0.5, 0, 0, 0], dtype), position)
+    slope = step.backward(np.ones_like(y), saved)
+    assert y.dtype == slope.dtype == dtype
+    assert_equal(y, np.array([[[np.log1p(np.exp(-0.5)), 0.1, np.log1p(np.exp(0.5)), 2], [0] * 4]], dtype), 1)
+    assert_equal(slope, np.array([[[1 / (1 + np.exp(0.5)), 0, 1 / (1 + np.exp(-0.5)), 0], [0] * 4]], dtype), 1)
+
+
 # ------------------------------------------------------------------------------------------------------------ same, otherwise
 
 @settings(max_examples=30)
-@given(sizes())
-def test_chunks_in_the_layer_are_the_recurrence(s):
-    rng, config, layer, inputs, batch = drawn(s)
+@given(sizes(), st.data())
+def test_chunks_in_the_layer_are_the_recurrence(s, data):
+    rng, config, layer, inputs, batch = drawn(s, **data.draw(variants(s)))
     judge = mamba2_layer(config, Seams(mix=mix(config, ALONE, recurrence())))
     outputs = outputs_of(judge, inputs, batch)
     d = drawn_like(outputs, rng)
@@ -157,6 +172,14 @@ def test_a_document_of_the_model_does_not_see_its_neighbour(seed, rows):
     alone = batch.cut(columns=slice(begin, position.shape[1]))
     y, after, _ = chains.forward(chain, alone.tokens, params, alone, chains.start(chain, params, alone))
     assert_equal(answers[0][0], y, 40, scale=max(1, np.abs(y).max()))
+
+
+@settings(max_examples=40)
+@given(sizes(), st.integers(0, 5), st.data())
+def test_pads_are_nothing(s, pads, data):
+    """One row and more; before, between and behind the tokens; a conv's bias makes no input of them, no step decays the state."""
+    rng, _, layer, inputs, batch = drawn(s, **data.draw(variants(s)))
+    assert_pads_are_nothing(layer, inputs, batch, rng, pads, addends(s))
 
 
 @settings(max_examples=40)
@@ -225,29 +248,31 @@ def norm_inputs(rng, groups, each, rows=2, tokens=3):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5))
-def test_gated_norm_is_each_group_s_own(seed, groups, each):
-    rng = np.random.default_rng(seed)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5), st.booleans())
+def test_gated_norm_is_each_group_s_own(seed, groups, each, first):
+    rng, norm = np.random.default_rng(seed), gated_norm(first)
     inputs = norm_inputs(rng, groups, each)
-    y, saved = gated_norm_forward(**inputs, groups=groups, eps=0.1)
-    gated = inputs["y"] * inputs["z"] / (1 + np.exp(-inputs["z"]))
+    y, saved = norm.forward(*inputs.values(), groups, 0.1)
+    gate = inputs["z"] / (1 + np.exp(-inputs["z"]))
+    gated = inputs["y"] if first else inputs["y"] * gate
     for g in range(groups):
         part = gated[..., g * each:(g + 1) * each]
         expected = part / np.sqrt((part ** 2).mean(-1, keepdims=True) + 0.1) * inputs["w"][g * each:(g + 1) * each]
+        expected = expected * gate[..., g * each:(g + 1) * each] if first else expected
         assert_equal(y[..., g * each:(g + 1) * each], expected, each)
     dy = rng.standard_normal(y.shape)
-    grads = dict(zip(("y", "z", "w"), gated_norm_backward(dy, saved, inputs["w"])))
-    assert_derivative(lambda inputs: {"": gated_norm_forward(**inputs, groups=groups, eps=0.1)[0]}, inputs, grads, {"": dy}, rng)
+    grads = dict(zip(("y", "z", "w"), norm.backward(dy, saved, inputs["w"])))
+    assert_derivative(lambda inputs: {"": norm.forward(*inputs.values(), groups, 0.1)[0]}, inputs, grads, {"": dy}, rng)
 
 
-@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(any))
-def test_ranks_that_share_a_group_complete_its_statistic(seed, widths):
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=2, max_size=4).filter(any), st.booleans())
+def test_ranks_that_share_a_group_complete_its_statistic(seed, widths, first):
     """One group cut over several ranks, some without a channel: `over` sums the statistic, and the gradient of the scale."""
-    rng = np.random.default_rng(seed)
+    rng, norm = np.random.default_rng(seed), gated_norm(first)
     inputs = norm_inputs(rng, 1, sum(widths))
-    whole, saved = gated_norm_forward(**inputs, groups=1, eps=0.1)
+    whole, saved = norm.forward(*inputs.values(), 1, 0.1)
     dy = rng.standard_normal(whole.shape)
-    expected = gated_norm_backward(dy, saved, inputs["w"])
+    expected = norm.backward(dy, saved, inputs["w"])
     edges = np.cumsum([0, *widths])
     parts = [slice(a, b) for a, b in zip(edges, edges[1:])]
     ranks = range(len(parts))
@@ -260,23 +285,16 @@ def test_ranks_that_share_a_group_complete_its_statistic(seed, widths):
             run(rank, lambda addend: told.append(addend) or addend)
         return [run(rank, lambda addend: sum(told)) for rank in ranks]
 
-    forward = everywhere(lambda rank, exchange: gated_norm_forward(
-        **mine[rank], groups=1, eps=0.1, over=Pair(exchange, None), total=lambda width: sum(widths)))
+    forward = everywhere(lambda rank, exchange: norm.forward(
+        *mine[rank].values(), 1, 0.1, Pair(exchange, None), lambda width: sum(widths)))
     assert_equal(np.concatenate([y for y, _ in forward], axis=2), whole, sum(widths))
-    backward = everywhere(lambda rank, exchange: gated_norm_backward(
-        dy[..., parts[rank]], forward[rank][1], mine[rank]["w"], over=Pair(None, exchange)))
+    backward = everywhere(lambda rank, exchange: norm.backward(
+        dy[..., parts[rank]], forward[rank][1], mine[rank]["w"], Pair(None, exchange)))
     for got, grad in zip(zip(*backward), expected):
         assert_equal(np.concatenate(got, axis=grad.ndim - 1), grad, sum(widths) * 6, scale=max(1, np.abs(grad).max()))
 
 
 # ------------------------------------------------------------------------------------------------------ what it may touch
-
-def frozen(tree):
-    """Nobody may write to these arrays."""
-    for array in watch.arrays_of(tree):
-        array.flags.writeable = False
-    return tree
-
 
 @settings(max_examples=20)
 @given(sizes(), st.booleans())

@@ -3,15 +3,14 @@ import dataclasses
 
 import pytest
 from drawn import check
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
-from strategies import situations
-
 from refpar.cli import parse
 from refpar.commands.verify import situation_of
 from refpar.config import Layout, parse_model
 from refpar.corpus import micro_batches
 from refpar.oracle.properties import sharded_equals_single
+from strategies import GPT2, TRANSFORMER, models, situations
 
 
 def test_sharded_equals_single(world):
@@ -42,22 +41,55 @@ CORNERS = {
     "several chunks, the last shorter": lambda s: "mamba2" in s.model.pattern and s.training.sequence % s.model.chunk > 0
                                                   and s.training.sequence > s.model.chunk,
     "groups that do not divide 2": lambda s: "mamba2" in s.model.pattern and s.model.groups == 3,
+    "mamba1": lambda s: "mamba1" in s.model.pattern,
+    "mamba2 behind mamba1, or before": lambda s: {"mamba1", "mamba2"} <= set(s.model.pattern),
+    "a row alone": lambda s: s.training.rows == 1,
+    "no biases": lambda s: "mamba2" in s.model.pattern and not s.model.conv_bias and not s.model.dt_bias,
+    "limits of the time step": lambda s: "mamba2" in s.model.pattern and s.model.dt_least > 0 and s.model.dt_most > 0,
+    "a skip for each channel": lambda s: "mamba2" in s.model.pattern and s.model.skip_by == "channel",
+    "one norm over all groups": lambda s: "mamba2" in s.model.pattern and s.model.groups > 1
+                                          and s.model.norm_group == s.model.ssm_heads * s.model.ssm_head_width,
+    "norm first": lambda s: "mamba2" in s.model.pattern and s.model.norm_first,
+    "a conv without activation": lambda s: "mamba1" in s.model.pattern and s.model.conv_act == "none",
     "more ranks than key heads": lambda s: "attention" in s.model.pattern and s.layout.dp > s.model.kv_heads,
     "a hybrid": lambda s: {"attention", "mamba2"} <= set(s.model.pattern),
     "tied": lambda s: s.model.tied,
     "dropout": lambda s: s.model.dropout > 0,
+    "a window shorter than a document": lambda s: "attention" in s.model.pattern and 0 < s.model.window < min(
+        max(s.documents), s.training.sequence),
+    "a pair between the two ends of Llama 3's scaling": lambda s: s.model.rope_scaling == "llama3" and s.model.positions == "rope"
+        and s.model.rope_original == 30 and s.model.head_width > 4 and s.model.rope_factor > 1,
+    "the last learned position": lambda s: s.model.positions == "learned" and s.batch(0).position.max() + 1 == s.model.longest,
+    "GPT-2's options together": lambda s: "attention" in s.model.pattern and GPT2.items() <= vars(s.model).items(),
     "clipped": lambda s: s.training.clip == 0.1,
     "sgd": lambda s: s.training.optimizer == "sgd",
     "float32": lambda s: s.training.dtype == "float32",
 }
 
 
+FINDING = settings(max_examples=2000, database=None, phases=[Phase.generate])        # found is enough: it need not be the smallest
+
+
 @pytest.mark.parametrize("corner", CORNERS)
 def test_situations_reach(corner):
     try:
-        find(situations(), lambda situation: bool(CORNERS[corner](situation)), settings=settings(max_examples=2000, database=None))
+        find(situations(), lambda situation: bool(CORNERS[corner](situation)), settings=FINDING)
     except NoSuchExample:
         pytest.fail(f"no drawn situation has {corner}")
+
+
+def test_situations_reach_every_option():
+    """Each option of the Transformer takes each of its values, beside attention."""
+    seen = set()
+
+    @settings(FINDING, max_examples=300)
+    @given(models())
+    def draw(model):
+        if "attention" in model.pattern:
+            seen.update((name, getattr(model, name)) for name in TRANSFORMER)
+    draw()
+    missing = {(name, value) for name, values in TRANSFORMER.items() for value in values} - seen
+    assert not missing, f"no drawn model with attention has {missing}"
 
 
 @settings(max_examples=50)

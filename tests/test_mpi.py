@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
 
+from refpar import watch
+from refpar.comm import collectives, trees
 from refpar.comm.launch import launch, started
+from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
 
 JOB = os.path.join(os.path.dirname(__file__), "pool", "job.py")
@@ -124,6 +127,28 @@ def test_who_started_this_process(monkeypatch, environment, size):
     assert started() == size
     if size is None:
         assert isinstance(launch(), ThreadWorld)
+
+
+# Messages longer than MPI can count.
+
+def in_small_pieces(wire, limit, shape):
+    """A sum and a broadcast whose messages are cut: (their values, pieces of the longest message)."""
+    wire.limit = limit
+    axis = Axis.world(wire)
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + wire.rank
+    with watch.watching(watch.Ledger()) as ledger:
+        total, whole = collectives.all_reduce(x, axis), trees.broadcast(x, axis, root=1)
+    return total, whole, ledger.sent()[0]
+
+
+@pytest.mark.parametrize("limit", [1, 5, 4096, 100_000])
+def test_long_messages_travel_in_pieces(pool, limit):
+    """Cut at any byte, eager or not, what arrives is whole; and it still is one message to whoever counts."""
+    shape = (3, 7) if limit < 10 else (300, 701)                            # 841,200 bytes
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for total, whole, messages in pool.run(in_small_pieces, 3, limit, shape):
+        assert np.array_equal(total, 3 * x + 3) and np.array_equal(whole, x + 1)
+        assert messages in (4, 6)                                           # 2(p-1), and the root's two
 
 
 # The pool.

@@ -1,4 +1,6 @@
 """The small operations: finite differences, their definitions, sums that can be sharded, and the width of their numbers."""
+import math
+
 import numpy as np
 import pytest
 from derivative import assert_derivative
@@ -6,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refpar import watch
-from refpar.nn import ops
+from refpar.nn import gelu, ops
+from refpar.nn.mlp import ACTIVATIONS
 from refpar.nn.product import settle
 from refpar.oracle.equal import assert_equal
 
@@ -53,6 +56,70 @@ def test_rmsnorm(seed, shape, width):
     inputs = {"x": rng.standard_normal((*shape, width)), "w": rng.standard_normal(width)}
     check(lambda x, w: ops.rmsnorm_forward(x, w, 0.1),
           lambda dy, saved: dict(zip("xw", ops.rmsnorm_backward(dy, saved, inputs["w"]))), inputs, seed)
+
+
+@given(seeds, leading, st.integers(1, 6))
+def test_layernorm(seed, shape, width):
+    rng = np.random.default_rng(seed)
+    inputs = {"x": 3 + rng.standard_normal((*shape, width)), "w": rng.standard_normal(width), "b": rng.standard_normal(width)}
+    check(lambda x, w, b: ops.layernorm_forward(x, w, b, 0.1),
+          lambda dy, saved: dict(zip("xwb", ops.layernorm_backward(dy, saved, inputs["w"]))), inputs, seed)
+    x = inputs["x"]
+    deviation = np.sqrt(x.var(axis=-1, keepdims=True) + 0.1)
+    expected = (x - x.mean(axis=-1, keepdims=True)) / deviation * inputs["w"] + inputs["b"]
+    assert_equal(ops.layernorm_forward(**inputs, eps=0.1)[0], expected, n=width, scale=10)
+
+
+@given(seeds, leading, st.sampled_from([0.5, 3.0, 1e3]))
+def test_softcap(seed, shape, cap):
+    x = 3 * np.random.default_rng(seed).standard_normal((*shape, 4))
+    check(lambda x: ops.softcap_forward(x, cap), lambda dy, saved: {"x": ops.softcap_backward(dy, saved, cap)}, {"x": x}, seed)
+    y, _ = ops.softcap_forward(x, cap)
+    assert_equal(y, cap * np.tanh(x / cap), n=1)
+    assert np.abs(y).max(initial=0) <= cap
+
+
+@given(seeds, leading, st.sampled_from(["gelu", "gelu_tanh"]))
+def test_gelu(seed, shape, kind):
+    x = 2 * np.random.default_rng(seed).standard_normal((*shape, 4))
+    forward, backward = ACTIVATIONS[kind]
+    check(forward, lambda dy, saved: {"x": backward(dy, saved)}, {"x": x}, seed)
+
+
+def test_gelu_is_its_definition_also_far_out():
+    """The chance of less than x is precise relative to itself, in the left tail too; the tanh form is near it."""
+    x = np.concatenate([np.linspace(-13, 13, 4001), [-1e300, -40, -38, 0, 40, 1e300]])
+    wanted = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+    with np.errstate(all="raise", under="ignore", over="ignore"):
+        got, bell = gelu.normal_forward(x)
+        y = gelu.gelu_forward(x)[0]
+    near = np.abs(x) <= 9
+    assert np.abs(got[near] / wanted[near] - 1).max() < 1e-12 and np.abs(got - wanted).max() < 2e-15
+    assert_equal(bell, np.exp(-(np.minimum(np.abs(x), 100) ** 2) / 2), n=1)
+    assert_equal(y[:4001], (x * wanted)[:4001], n=1)
+    assert y[4006] == 1e300 and abs(y[4001]) == 0
+    assert 1e-5 < np.abs(gelu.gelu_tanh_forward(x[:4001])[0] - y[:4001]).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_keep_their_width(dtype):
+    """And each is the float64 result, to its own precision."""
+    rng = np.random.default_rng(0)
+    x, dy, w, b = (rng.standard_normal(shape).astype(dtype) for shape in ((3, 5, 8), (3, 5, 8), 8, 8))
+    wide = [array.astype(np.float64) for array in (x, dy, w, b)]
+
+    def all_of(x, dy, w, b):
+        for forward, backward in (
+                *((pair.forward, pair.backward) for kind, pair in ACTIVATIONS.items() if kind != "swiglu"),
+                (lambda x: ops.softcap_forward(x, 2.0), lambda dy, saved: ops.softcap_backward(dy, saved, 2.0)),
+                (lambda x: ops.layernorm_forward(x, w, b, 1e-5), lambda dy, saved: ops.layernorm_backward(dy, saved, w)),
+                (lambda x: ops.rmsnorm_forward(x, w, 1e-5), lambda dy, saved: ops.rmsnorm_backward(dy, saved, w))):
+            y, saved = forward(x)
+            yield from watch.arrays_of([y, saved, backward(dy, saved)])
+        yield ops.summed(dy)
+    for got, wanted in zip(all_of(x, dy, w, b), all_of(*wide), strict=True):
+        assert got.dtype == dtype
+        assert np.abs(got - wanted).max() <= 60 * np.finfo(dtype).eps * np.abs(wanted).max()
 
 
 @given(seeds, st.lists(st.integers(0, 4), min_size=1, max_size=4))

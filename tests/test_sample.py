@@ -12,7 +12,7 @@ from refpar.nn.keyed import key
 PROMPT = b"the quick brown fox"
 
 
-@pytest.fixture(scope="module", params=["llama-tiny", "llama-uneven", "mamba2-tiny", "mamba2-uneven"])
+@pytest.fixture(scope="module", params=["llama-tiny", "llama-uneven", "mamba2-tiny", "mamba2-uneven", "gpt2-tiny"])
 def model(request):
     config = PRESETS[request.param]
     chain = build(config)

@@ -24,8 +24,8 @@ def run(forward, backward, inputs, position, d=None, **options):
     """(outputs, gradients) of one form of the scan, two nests; d: the gradients of the outputs."""
     y, after, saved = forward(**inputs, position=position, **options)
     d = d or {"y": np.ones_like(y), "after": np.ones_like(after)}
-    (dx, ddt, dB, dC), dbefore, dw = backward(d["y"], d["after"], saved, inputs["w"], position, **options)
-    return {"y": y, "after": after}, {"x": dx, "dt": ddt, "B": dB, "C": dC, "w": dw, "before": dbefore}
+    (dx, ddt, dB, dC), dbefore, dA_log = backward(d["y"], d["after"], saved, inputs["A_log"], position, **options)
+    return {"y": y, "after": after}, {"x": dx, "dt": ddt, "B": dB, "C": dC, "A_log": dA_log, "before": dbefore}
 
 
 def recurrence(inputs, position, d=None):
@@ -66,20 +66,20 @@ def test_pieces_are_the_whole(s, data):
     d = drawn_like(recurrence(inputs, position)[0], rng)
     runs, before, ys = [], inputs["before"], []
     for a, b in zip(edges, edges[1:]):
-        piece = {name: inputs[name][:, a:b] for name in SEQUENCES} | {"w": inputs["w"], "before": before}
+        piece = {name: inputs[name][:, a:b] for name in SEQUENCES} | {"A_log": inputs["A_log"], "before": before}
         y, before, saved = ssd_forward(**piece, position=position[:, a:b], chunk=s.L)
         runs.append((a, b, saved))
         ys.append(y)
     outputs = {"y": np.concatenate(ys, axis=1), "after": before}
 
     grads = {name: np.zeros_like(inputs[name]) for name in SEQUENCES}
-    grads["w"] = {name: np.zeros(s.M) for name in ("A_log", "skip")}
+    grads["A_log"] = np.zeros(s.M)
     dafter = d["after"]
     for a, b, saved in reversed(runs):
-        inner, dafter, dw = ssd_backward(d["y"][:, a:b], dafter, saved, inputs["w"], position[:, a:b], s.L)
+        inner, dafter, dA_log = ssd_backward(d["y"][:, a:b], dafter, saved, inputs["A_log"], position[:, a:b], s.L)
         for name, grad in zip(SEQUENCES, inner):
             grads[name][:, a:b] = grad
-        grads["w"] = {name: grads["w"][name] + dw[name] for name in dw}
+        grads["A_log"] += dA_log
     for got, expected in zip((outputs, grads | {"before": dafter}), recurrence(inputs, position, d)):
         assert_alike(got, expected, addends(s))
 
@@ -92,7 +92,7 @@ def test_a_document_does_not_see_its_neighbour(s):
     mine = (begun == begun.max(initial=0)) & (begun > 0)        # the last documents, all of them begun in the row
     noise = scan_inputs(rng, s)
     other = {name: np.where(mine.reshape(mine.shape + (1,) * (inputs[name].ndim - 2)), inputs[name], 100 * noise[name])
-             for name in SEQUENCES} | {"w": inputs["w"], "before": 100 * noise["before"]}
+             for name in SEQUENCES} | {"A_log": inputs["A_log"], "before": 100 * noise["before"]}
     dy = np.where(mine[..., None, None], rng.standard_normal(inputs["x"].shape), 0)
     d = {"y": dy, "after": np.zeros_like(inputs["before"])}
     results = []
@@ -125,7 +125,7 @@ def test_a_row_alone_is_as_in_a_batch(s):
     whole, _ = chunks(inputs, position, s.L)
     for b in range(s.B):
         row = slice(b, b + 1)
-        alone = {name: array if name == "w" else array[row] for name, array in inputs.items()}
+        alone = {name: array if name == "A_log" else array[row] for name, array in inputs.items()}
         got, _ = chunks(alone, position[row], s.L)
         assert_alike(got, {name: array[row] for name, array in whole.items()}, addends(s))
 
@@ -141,7 +141,7 @@ def test_padding_behind_is_its_own_document():
     outputs, grads = chunks(inputs, position, s.L, d)
     for b, n in enumerate(lengths):
         row = slice(b, b + 1)
-        alone = {name: inputs[name][row, :n] for name in SEQUENCES} | {"w": inputs["w"], "before": inputs["before"][row]}
+        alone = {name: inputs[name][row, :n] for name in SEQUENCES} | {"A_log": inputs["A_log"], "before": inputs["before"][row]}
         outputs_alone, grads_alone = chunks(alone, position[row, :n], s.L, {"y": d["y"][row, :n], "after": d["after"][row]})
         assert_alike({"y": outputs["y"][row, :n]}, {"y": outputs_alone["y"]}, addends(s))
         real_grads = {name: grads[name][row, :n] for name in SEQUENCES}
@@ -179,7 +179,7 @@ def test_float32_keeps_its_digits(steepest, fastest):
     s = Sizes(seed=1, B=2, S=512, M=4, P=16, G=2, N=16, L=64)
     rng, inputs, position = drawn(s._replace(ends=0.01), np.float32)
     inputs["dt"] = rng.uniform(0.001, fastest, inputs["dt"].shape).astype(np.float32)
-    inputs["w"]["A_log"] = np.log(rng.uniform(0.5, steepest, s.M)).astype(np.float32)
+    inputs["A_log"] = np.log(rng.uniform(0.5, steepest, s.M)).astype(np.float32)
     d = cast(drawn_like(recurrence(inputs, position)[0], rng), np.float32)
     with np.errstate(all="raise", under="ignore"):
         got = chunks(inputs, position, s.L, d)
@@ -208,7 +208,7 @@ def test_operations_are_the_survey_s(s):
     with watch.watching(watch.Ledger()) as forward:
         y, after, saved = ssd_forward(**inputs, position=position, chunk=L)
     with watch.watching(watch.Ledger()) as backward:
-        ssd_backward(y, after, saved, inputs["w"], position, L)
+        ssd_backward(y, after, saved, inputs["A_log"], position, L)
     chunks = 2 * s.B * c
     terms = {"C B'": chunks * s.G * L * L * s.N, "(C B' o decay) X": chunks * s.M * L * L * s.P,
              "chunk states": chunks * s.M * L * s.P * s.N, "inter-chunk": chunks * s.M * s.P * s.N,

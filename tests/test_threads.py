@@ -46,10 +46,11 @@ def writes_before_the_wait(wire):
     request.wait()
 
 
-def reads_before_the_wait(wire):
+def reads_before_the_wait(wire, factor):
+    """Returns what it read too early, times a factor; or, without one, as a number of Python, which nobody can follow."""
     x, n = np.zeros(3), np.zeros(3, int)
     requests = [wire.isend(x + 5, 0), wire.isend(n + 5, 0, tag=1), wire.irecv(x, 0), wire.irecv(n, 0, tag=1)]
-    early = x.copy(), n.copy()
+    early = x * factor if factor else float(x[0]), n.copy()
     for request in requests:
         request.wait()
     return early, (x, n)
@@ -59,8 +60,12 @@ def reads_before_the_wait(wire):
 def test_buffers_belong_to_the_wire_until_the_wait(world):
     with pytest.raises(ValueError, match=r"rank 0 of 1 wrote into the buffer of send\(24 bytes, tag 0\) to rank 0 before its wait"):
         world.run(writes_before_the_wait, 1)
-    [((x, n), (late_x, late_n))] = world.run(reads_before_the_wait, 1)
-    assert np.isnan(x).all() and (n == -1).all()
+    with pytest.raises(ValueError, match=r"rank 0 of 1 returns what was read from a receive buffer before its wait: rank 0 "
+                                         r"receives float64 \[3\] from rank 0, tag 0, by  requests = .*wire.irecv\(x, 0\), "
+                                         r".*  \(test_threads.py line \d+, in reads_before_the_wait\)"):
+        world.run(reads_before_the_wait, 1, 2.0)
+    [((x, n), (late_x, late_n))] = world.run(reads_before_the_wait, 1, None)
+    assert np.isnan(x) and (n == -1).all()
     assert (late_x == 5).all() and (late_n == 5).all()
 
 

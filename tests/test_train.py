@@ -19,6 +19,7 @@ from refpar.config import PRESETS, TRAININGS, Layout, Training
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
 MAMBA = "mamba2-tiny,blocks=1,width=16,ssm_heads=2,ssm_head_width=8,state=4"
+GPT2 = "gpt2-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=2,longest=51,smoothing=0.1,z_loss=0.001,softcap=30"
 SMALL = ["--text", "text.txt", "--sequence", "8", "--rows", "5", "--sample", "20", "--save-every", "2", "--micro-batches", "2"]
 
 
@@ -44,7 +45,7 @@ def assert_bitwise(a: dict, b: dict):
         np.testing.assert_array_equal(array, b[name], err_msg=name)
 
 
-@pytest.mark.parametrize("model", [TINY, MAMBA], ids=["llama", "mamba2"])
+@pytest.mark.parametrize("model", [TINY, MAMBA, GPT2], ids=["llama", "mamba2", "gpt2"])
 def test_it_learns_and_logs(folder, capsys, model):
     assert cli.main(["train", "--model", model, "--mesh", "dp=2", *SMALL, "--steps", "12", "--rate", "0.02", "--out", "run"]) == 0
     out, err = capsys.readouterr()
@@ -93,7 +94,7 @@ def test_the_last_line_is_the_verdict_of_a_preset_run(folder, capsys, monkeypatc
 @pytest.mark.parametrize("model, control, passed", [(1.6, 2.0, True), (1.9, 2.0, False), (1.6, 1.5, False), (1.6, None, True)])
 def test_the_verdict(model, control, passed):
     losses = {"unigram": 3.3, "bigram": 2.4, "trigram": 1.8, "model": model} | ({"control": control} if control else {})
-    job = train.Job(None, None, None, True, 0, False)
+    job = train.Job(plan=None, state=None, control=None, judged=True, sample=0, json=False, trace=None)
     found, sentence = train.verdict(job, train.Outcome(losses))
     assert found == passed and sentence.startswith("PASSED" if passed else "FAILED")
 

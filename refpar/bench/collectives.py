@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar.comm import collectives, trees
-from refpar.comm.choose import ALGORITHMS, Call, chosen
+from refpar.comm.choose import ALGORITHMS, Task, chosen
 from refpar.comm.mesh import Axis
 from refpar.config import shares
 
@@ -88,7 +88,7 @@ def choice(name: str, nbytes: int, ranks: int) -> str | None:
     """What the table of algorithms would choose."""
     count = max(nbytes // 4 // ranks, 1) * ranks
     sizes = [shares(count, ranks)] * ranks if name == "all_to_all" else shares(count, ranks)
-    return chosen(name, None, Call(sizes, np.dtype(np.float32), [list(range(ranks))])) if name in ALGORITHMS else None
+    return chosen(name, None, Task(sizes, np.dtype(np.float32), [list(range(ranks))])) if name in ALGORITHMS else None
 
 
 def run(world) -> int:

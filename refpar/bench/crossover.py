@@ -1,8 +1,8 @@
 """bench crossover: from which size on a ring is faster than a tree, measured, beside the formula.
 
 alpha and beta are fitted in the same run, to the times in which each rank sends arrays of many sizes to the next and adds what
-comes from the one before, as in every step of these algorithms.  The model (`refpar/comm/alpha_beta.py`) then says what each algorithm
-should take, and where their lines cross.
+comes from the one before, as in every step of these algorithms.  The model (`refpar/comm/alpha_beta.py`) then says what each
+algorithm should take, and where their lines cross.
 """
 from __future__ import annotations
 

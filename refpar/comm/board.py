@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import tempfile
 import time
 from contextlib import suppress
 
 import numpy as np
 
+from refpar.comm.calls import Calls, Mismatch, different
 from refpar.comm.report import Wait, deadlock_text
 from refpar.comm.wire import Aborted, Deadlock, Wire, gather_objects, share_object
 
@@ -25,18 +27,19 @@ TICK = 0.01             # seconds between two looks at the board
 PATIENCE = 0.5          # seconds without any move before a deadlock is reported,
 SPEED = 1e8             # and as long again as the largest message takes at this many bytes a second
 LOOKS = 20              # looks that every waiting rank must have taken in that time
-RECORD = np.dtype([("state", "i8"), ("run", "i8"), ("moved", "i8"), ("looked", "i8"), ("bytes", "i8"), ("peer", "i8"),
-                   ("what", "S96"), ("place", "S176"), ("stop", "i8")])
+RECORD = np.dtype([("state", "i8"), ("run", "i8"), ("moved", "i8"), ("looked", "i8"), ("bytes", "i8"),
+                   ("wait", "S1024"), ("calls", "S8192"), ("stop", "i8")])
 
 
 class NoBoard:
     """For ranks that share no memory: tells nothing, knows nothing."""
 
-    def begin(self, run, size): ...
+    def begin(self, run, size, calls): ...
     def end(self, gone=False): ...
     def stop(self): ...
-    def look(self, what, request, place): ...
+    def look(self, wait, nbytes): ...
     def move(self): ...
+    def mismatch(self): ...
 
 
 class Board(NoBoard):
@@ -46,14 +49,15 @@ class Board(NoBoard):
         self.records = memory.view(RECORD)
         self.rank = rank
         self.size = 0               # ranks of the present run
+        self.calls = Calls()
         self.mine = self.records[rank:rank + 1]
         self.since = 0.0            # when the board last changed, as seen from here
         self.seen = None            # (state, run, moved) of all ranks at that time
         self.looked = None          # their looks at that time
 
-    def begin(self, run: int, size: int):
-        """This rank begins run number `run`, from 1, which has `size` ranks."""
-        self.size = size
+    def begin(self, run: int, size: int, calls: Calls):
+        """This rank begins run number `run`, from 1, which has `size` ranks, and will note in `calls` what it calls."""
+        self.size, self.calls = size, calls
         self.mine["state"] = RUNNING
         self.mine["run"] = run
 
@@ -61,6 +65,7 @@ class Board(NoBoard):
         """This rank has returned; gone: its process is about to end."""
         if gone:
             self.mine["run"] = -1
+        self._write("calls", list(self.calls.last))
         self.mine["state"] = ENDED
 
     def stop(self):
@@ -73,11 +78,13 @@ class Board(NoBoard):
             self.mine["moved"] += 1
             self.mine["state"] = RUNNING
 
-    def look(self, what: str, request, place: str):
-        """This rank still waits.  Raises Aborted when another rank has failed, and when no rank can go on: from a Deadlock."""
+    def look(self, wait: Wait, nbytes: int):
+        """This rank still waits, for a message of so many bytes.  Raises Aborted when another rank has failed, and when no rank
+        can go on: from a Deadlock, or from a Mismatch if that is why."""
         if self.mine["state"][0] != WAITING:
-            self.mine["what"], self.mine["place"] = what.encode(), place.encode()
-            self.mine["bytes"], self.mine["peer"] = request.array.nbytes, request.peer
+            self._write("wait", wait)
+            self._write("calls", list(self.calls.last))
+            self.mine["bytes"] = nbytes
             self.mine["state"] = WAITING
         self.mine["looked"] += 1
         ranks = self.records[:self.size].copy()
@@ -85,10 +92,24 @@ class Board(NoBoard):
         if np.any(ranks["stop"] == run):
             raise Aborted("another rank failed")
         if self._stuck(ranks, run):
-            waits = {int(rank): Wait(record["what"].decode(), int(record["peer"]), record["place"].decode(errors="replace"))
-                     for rank, record in enumerate(ranks) if record["state"] == WAITING}
-            ended = [rank for rank in range(self.size) if rank not in waits]
-            raise Aborted("deadlock") from Deadlock(deadlock_text(waits, ended, []))
+            waits = {rank: pickle.loads(record["wait"]) for rank, record in enumerate(ranks) if record["state"] == WAITING}
+            text = deadlock_text(waits, [rank for rank in range(self.size) if rank not in waits], [])
+            why = self.mismatch()
+            raise Aborted("deadlock") from (Mismatch(f"{why}\n{text}") if why else Deadlock(text))
+
+    def mismatch(self) -> Mismatch | None:
+        """What differs in the last calls of this rank and of those that wait or have returned; None if nothing does."""
+        before, ranks, after = (self.records[:self.size].copy() for _ in range(3))
+        quiet = (before == after) & (ranks["state"] != RUNNING) & (ranks["run"] == self.mine["run"])
+        told = different([*self.calls.last, *(call for rank in np.flatnonzero(quiet) if rank != self.rank
+                                              for call in pickle.loads(ranks["calls"][rank]))])
+        return Mismatch(told) if told else None
+
+    def _write(self, field: str, thing):
+        """Pickled; a list that is too long loses its first half."""
+        while len(data := pickle.dumps(thing)) > RECORD[field].itemsize:
+            thing = thing[len(thing) // 2 + 1:]
+        self.mine[field] = data
 
     def _stuck(self, ranks, run) -> bool:
         """Whether this rank is the one to report, and nothing has moved for long enough."""

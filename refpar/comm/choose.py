@@ -20,8 +20,8 @@ from refpar.config import shares
 SMALL = 1 << 16         # bytes: below, the number of messages counts, above, their length
 
 
-class Call(NamedTuple):
-    """What all ranks know of a call.  `sizes`: elements of each rank's part; of all_to_all, [i][j] of the block from i to j."""
+class Task(NamedTuple):
+    """What all ranks know of a task.  `sizes`: elements of each rank's part; of all_to_all, [i][j] of the block from i to j."""
     sizes: list
     dtype: np.dtype
     nodes: list[list[int]]
@@ -47,43 +47,43 @@ class Call(NamedTuple):
         return elements(self.segment, travels(self.dtype))
 
 
-def small(call: Call) -> bool:
+def small(task: Task) -> bool:
     """Few bytes: the fewest messages win."""
-    return call.bytes <= SMALL
+    return task.bytes <= SMALL
 
 
-def halves(call: Call) -> bool:
+def halves(task: Task) -> bool:
     """As few bytes as a ring sends, in fewer messages."""
-    return call.power_of_two
+    return task.power_of_two
 
 
-def float16(call: Call) -> bool:
+def float16(task: Task) -> bool:
     """Sums would travel as float64; addends need not."""
-    return call.dtype == np.float16
+    return task.dtype == np.float16
 
 
-def across_nodes(call: Call) -> bool:
+def across_nodes(task: Task) -> bool:
     """Some ranks are near and some are far, and there is enough to send."""
-    return not small(call) and 1 < len(call.nodes) < call.p
+    return not small(task) and 1 < len(task.nodes) < task.p
 
 
-def scatters(call: Call) -> bool:
+def scatters(task: Task) -> bool:
     """A tree would send the whole array more than twice in a row."""
-    return not small(call) and call.p >= 8
+    return not small(task) and task.p >= 8
 
 
-def always(call: Call) -> bool:
+def always(task: Task) -> bool:
     """What is right where nothing else is."""
     return True
 
 
-def never(call: Call) -> bool:
+def never(task: Task) -> bool:
     """By name only."""
     return False
 
 
 class Algorithm(NamedTuple):
-    """run(..., call) does it; its arguments are those of the operation (`RUNS`).  volume(i, call): what rank i sends.
+    """run(..., task) does it; its arguments are those of the operation (`RUNS`).  volume(i, task): what rank i sends.
     travels: dtype -> dtype of what is sent, where that differs."""
     run: Callable
     volume: Callable
@@ -96,7 +96,7 @@ def _sum(run, formula, when=never):
 
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
-    # run(x, axis, call) -> the sum
+    # run(x, axis, task) -> the sum
     "all_reduce": {
         "direct": Algorithm(lambda x, axis, c: direct.all_reduce(x, axis, c.op),
                             lambda i, c: volume.all_reduce_direct(i, c.sizes), float16),
@@ -113,7 +113,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "double-tree": _sum(lambda x, axis, c: pipelined.all_reduce(x, axis, two_trees(c.p), c.segment, c.op),
                             lambda i, c: volume.all_reduce_pipelined(i, c.sizes, two_trees(c.p), c.in_segment(travels_as))),
     },
-    # run(flat, axis, parts, call) -> my part of the sum
+    # run(flat, axis, parts, task) -> my part of the sum
     "reduce_scatter": {
         "direct": Algorithm(lambda flat, axis, parts, c: direct.reduce_scatter(flat, axis, parts, c.op),
                             lambda i, c: volume.reduce_scatter_direct(i, c.sizes), float16),
@@ -122,7 +122,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "ring": _sum(lambda flat, axis, parts, c: ring.reduce_scatter(flat, axis, parts, c.op),
                      lambda i, c: volume.reduce_scatter(i, c.sizes), always),
     },
-    # run(flat, axis, parts, call): fills the others' parts
+    # run(flat, axis, parts, task): fills the others' parts
     "all_gather": {
         "doubling": Algorithm(lambda flat, axis, parts, c: doubling.all_gather(flat, axis, parts),
                               lambda i, c: volume.all_gather_doubling(i, c.sizes), halves),
@@ -131,7 +131,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "ring": Algorithm(lambda flat, axis, parts, c: ring.all_gather(flat, axis, parts),
                           lambda i, c: volume.all_gather(i, c.sizes), always),
     },
-    # run(blocks, axis, shapes, call) -> the blocks that arrive
+    # run(blocks, axis, shapes, task) -> the blocks that arrive
     "all_to_all": {
         "direct": Algorithm(lambda blocks, axis, shapes, c: direct.exchange(blocks, axis, shapes),
                             lambda i, c: volume.exchange(i, c.sizes), always),
@@ -147,7 +147,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "pairwise": Algorithm(lambda blocks, axis, shapes, c: direct.pairwise(blocks, axis, shapes),
                               lambda i, c: volume.exchange(i, c.sizes)),
     },
-    # run(x, axis, call) -> the root's x
+    # run(x, axis, task) -> the root's x
     "broadcast": {
         "scattered": Algorithm(lambda x, axis, c: scattered.broadcast(x, axis, c.root),
                                lambda i, c: volume.broadcast_scattered(i, c.sizes, c.root), scatters),
@@ -159,7 +159,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
                                  lambda i, c: volume.broadcast_pipelined(i, c.sizes, c.root, two_trees(c.p),
                                                                          c.in_segment(np.dtype))),
     },
-    # run(x, axis, call) -> the sum, on the root
+    # run(x, axis, task) -> the sum, on the root
     "reduce": {
         "rabenseifner": _sum(lambda x, axis, c: scattered.reduce(x, axis, c.root, c.op),
                              lambda i, c: volume.reduce_rabenseifner(i, c.sizes, c.root),
@@ -174,34 +174,34 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 }
 
 
-def chosen(operation: str, name: str | None, call: Call) -> str:
+def chosen(operation: str, name: str | None, task: Task) -> str:
     """The name of the algorithm that runs; ValueError, one sentence, where there is none of that name."""
     known = ALGORITHMS[operation]
     if name is None:
-        return next(one for one, algorithm in known.items() if algorithm.when(call))
+        return next(one for one, algorithm in known.items() if algorithm.when(task))
     if name not in known:
         raise ValueError(f"{operation}: there is no algorithm {name!r}; there are {', '.join(known)}")
     return name
 
 
-def algorithm(operation: str, name: str | None, call: Call) -> Algorithm:
+def algorithm(operation: str, name: str | None, task: Task) -> Algorithm:
     """The algorithm that runs."""
-    return ALGORITHMS[operation][chosen(operation, name, call)]
+    return ALGORITHMS[operation][chosen(operation, name, task)]
 
 
-def call_of(x, axis, sizes=None, **options) -> Call:
+def task_of(x, axis, sizes=None, **options) -> Task:
     """What all ranks of the axis know of a call on x; sizes by default as even as can be."""
-    return Call(shares(x.size, axis.size) if sizes is None else sizes, x.dtype, axis.nodes(), **options)
+    return Task(shares(x.size, axis.size) if sizes is None else sizes, x.dtype, axis.nodes(), **options)
 
 
 def all_reduce_sends(i: int, count: int, p: int, dtype) -> volume.Volume:
     """Messages and BYTES of rank i of p, for an all_reduce of so many elements, on one node."""
-    return promised("all_reduce", None, i, Call(shares(count, p), np.dtype(dtype), [list(range(p))]))
+    return promised("all_reduce", None, i, Task(shares(count, p), np.dtype(dtype), [list(range(p))]))
 
 
-def promised(operation: str, name: str | None, i: int, call: Call) -> volume.Volume:
+def promised(operation: str, name: str | None, i: int, task: Task) -> volume.Volume:
     """Messages and BYTES of rank i."""
-    one = algorithm(operation, name, call)
-    size = one.travels(call.dtype).itemsize
-    messages, sent, received, arriving = one.volume(i, call)
+    one = algorithm(operation, name, task)
+    size = one.travels(task.dtype).itemsize
+    messages, sent, received, arriving = one.volume(i, task)
     return volume.Volume(messages, sent * size, received, arriving * size)

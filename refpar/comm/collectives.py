@@ -17,7 +17,7 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm import choose
-from refpar.comm.choose import SEGMENT, Call
+from refpar.comm.choose import SEGMENT, Task
 from refpar.comm.shards import checked, from_front, part_of, row_of, slices, to_front
 
 
@@ -25,8 +25,8 @@ from refpar.comm.shards import checked, from_front, part_of, row_of, slices, to_
 def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int = SEGMENT):
     """The sum of every rank's x, on all ranks: Partial -> Replicate or Invariant.  x of one shape on all ranks."""
     x = np.asarray(x, order="C")
-    call = choose.call_of(x, axis, op=op, segment=segment)
-    return choose.algorithm("all_reduce", algorithm, call).run(x, axis, call)
+    task = choose.task_of(x, axis, op=op, segment=segment)
+    return choose.algorithm("all_reduce", algorithm, task).run(x, axis, task)
 
 
 @watch.collective
@@ -38,8 +38,8 @@ def reduce_scatter(x, axis, dim: int = 0, sizes=None, op=np.add, algorithm: str 
     dim, sizes = checked("reduce_scatter", x, dim, sizes, axis, whole=True)
     front = to_front(x, dim)                                                            # [sum(sizes), ...]
     lengths = [size * row_of(front) for size in sizes]
-    call = choose.call_of(front, axis, lengths, op=op)
-    part = choose.algorithm("reduce_scatter", algorithm, call).run(front.reshape(front.size), axis, slices(lengths), call)
+    task = choose.task_of(front, axis, lengths, op=op)
+    part = choose.algorithm("reduce_scatter", algorithm, task).run(front.reshape(front.size), axis, slices(lengths), task)
     return from_front(part.reshape(sizes[axis.index], *front.shape[1:]), dim)
 
 
@@ -55,8 +55,8 @@ def all_gather(x, axis, dim: int, sizes, algorithm: str | None = None):
     whole = np.empty((sum(sizes), *front.shape[1:]), x.dtype)
     flat, parts = whole.reshape(whole.size), slices(lengths)
     flat[parts[axis.index]] = front.reshape(front.size)
-    call = choose.call_of(front, axis, lengths)
-    choose.algorithm("all_gather", algorithm, call).run(flat, axis, parts, call)
+    task = choose.task_of(front, axis, lengths)
+    choose.algorithm("all_gather", algorithm, task).run(flat, axis, parts, task)
     return from_front(whole, dim)
 
 
@@ -65,8 +65,8 @@ def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int
     """The root's x, on all ranks.  Elsewhere x says only the shape and dtype (`trees.like` makes one)."""
     _check_root("broadcast", root, axis)
     x = np.asarray(x, order="C") if axis.index == root else x
-    call = choose.call_of(x, axis, root=root, segment=segment)
-    return choose.algorithm("broadcast", algorithm, call).run(x, axis, call)
+    task = choose.task_of(x, axis, root=root, segment=segment)
+    return choose.algorithm("broadcast", algorithm, task).run(x, axis, task)
 
 
 @watch.collective
@@ -74,8 +74,8 @@ def reduce(x, axis, root: int = 0, op=np.add, algorithm: str | None = None, segm
     """The sum of every rank's x, on the root; None elsewhere.  x of one shape on all ranks."""
     _check_root("reduce", root, axis)
     x = np.asarray(x, order="C")
-    call = choose.call_of(x, axis, root=root, op=op, segment=segment)
-    return choose.algorithm("reduce", algorithm, call).run(x, axis, call)
+    task = choose.task_of(x, axis, root=root, op=op, segment=segment)
+    return choose.algorithm("reduce", algorithm, task).run(x, axis, task)
 
 
 def _check_root(call: str, root: int, axis):
@@ -94,8 +94,8 @@ def exchange(blocks, axis, shapes, algorithm: str | None = None):
     if tuple(shapes[axis.index]) != blocks[axis.index].shape:
         raise ValueError(f"exchange on {axis.name}: rank {axis.index} keeps a block of shape {list(blocks[axis.index].shape)}, and "
                          f"shapes make it {list(shapes[axis.index])}")
-    call = Call([[]] * axis.size, blocks[axis.index].dtype, axis.nodes())               # nobody knows the sizes of all blocks
-    return choose.algorithm("exchange", algorithm, call).run(blocks, axis, shapes, call)
+    task = Task([[]] * axis.size, blocks[axis.index].dtype, axis.nodes())               # nobody knows the sizes of all blocks
+    return choose.algorithm("exchange", algorithm, task).run(blocks, axis, shapes, task)
 
 
 @watch.collective
@@ -114,8 +114,8 @@ def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes, algorith
     for shape, size in zip(shapes, join_sizes):
         shape[join] = size
     rest = int(np.prod([size for dim, size in enumerate(x.shape) if dim not in (split, join)], dtype=np.int64))
-    call = choose.call_of(x, axis, [[ours * theirs * rest for theirs in split_sizes] for ours in join_sizes])
-    return np.concatenate(choose.algorithm("all_to_all", algorithm, call).run(blocks, axis, shapes, call), axis=join)
+    task = choose.task_of(x, axis, [[ours * theirs * rest for theirs in split_sizes] for ours in join_sizes])
+    return np.concatenate(choose.algorithm("all_to_all", algorithm, task).run(blocks, axis, shapes, task), axis=join)
 
 
 def barrier(axis):
@@ -126,7 +126,7 @@ def barrier(axis):
     for barrier synchronization" (1988).
     """
     nothing = np.empty(0, np.uint8)
-    with watch.errand(axis.name, "barrier"):
+    with watch.calling(axis, "barrier"):
         reach = 1
         while reach < axis.size:
             coming = axis.irecv(np.empty(0, np.uint8), (axis.index - reach) % axis.size)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from refpar import watch
+from refpar.comm.calls import Call
 from refpar.config import Layout
 
 
@@ -81,6 +82,10 @@ class Axis:
     def nodes(self) -> list[list[int]]:
         """The indices of the ranks that stand on each node."""
         return nodes(self.ranks, self.node)
+
+    def began(self, operation: str, x, options: dict) -> Call:
+        """This rank calls a collective here, with these options: the wire is told."""
+        return self.wire.began(operation, x, self, options)
 
     def isend(self, array, to: int):
         """Start to send; the array must not change before the request's wait()."""

@@ -26,8 +26,8 @@ from contextvars import Context
 from mpi4py import MPI
 
 from refpar.comm.board import TICK, NoBoard, hang_up
-from refpar.comm.report import WIRES, place
-from refpar.comm.wire import LIMIT, Aborted, Wire, bytes_of, gather_objects, pieces, require_received, share_object
+from refpar.comm.report import WIRES, Wait, errand_text, site, wait_of
+from refpar.comm.wire import LIMIT, Aborted, Wire, bytes_of, gather_objects, pieces, require_settled, share_object
 
 NAP = 20e-6             # seconds between two tests of a wait
 DRAIN = 0.25            # seconds for mpiexec to pass on what a failed rank printed: it drops what it has not read when it aborts
@@ -77,11 +77,11 @@ class MpiWire(Wire):
                 self._wait(part, request)
             except MPI.Exception as error:
                 reason = error.Get_error_string().partition("\n")[0]
-                raise ValueError(f"rank {self.rank} of {self.size}: {request} met a longer message ({reason})") from None
+                raise self._another_length(request, f"in {request} met a longer message ({reason})") from None
             nbytes += self.status.Get_count(MPI.BYTE)
         if request.way == "recv" and nbytes != request.array.nbytes:
-            raise ValueError(f"rank {self.rank} of {self.size} receives {request.array.nbytes} bytes from rank {request.peer}, "
-                             f"tag {request.tag}, which sent {nbytes} bytes")
+            raise self._another_length(request, f"receives {request.array.nbytes} bytes from rank {request.peer}, tag "
+                                                f"{request.tag}, which sent {nbytes} bytes")
 
     def _wait(self, part, request):
         for _ in range(self.spins):
@@ -91,9 +91,18 @@ class MpiWire(Wire):
         while not part.Test(self.status):
             time.sleep(nap)
             if time.monotonic() > tick:
-                self.board.look(self.what(request), request, place(sys._getframe()))
+                self.board.look(self._waits(request), request.array.nbytes)
                 nap, tick = LONG_NAP, time.monotonic() + TICK
         self.board.move()
+
+    def _waits(self, request) -> Wait:
+        return wait_of(request, site(sys._getframe()))._replace(what=self.what(request))
+
+    def _another_length(self, request, told) -> ValueError:
+        """What to raise when `request` met a message of another length.  The others will soon wait: did they call another thing?"""
+        time.sleep(2 * TICK)
+        return self.board.mismatch() or ValueError(f"rank {self.rank} of {self.size} {told}  ({site(sys._getframe())})"
+                                                   f"{errand_text(request.errand)}")
 
 
 class MpiWorld:
@@ -124,15 +133,16 @@ class MpiWorld:
 
     def _run(self, program, size, args):
         self.runs += 1
-        self.board.begin(self.runs, self.size)
         wire = MpiWire(self.comm, size, self.board)
+        self.office.calls = wire.calls              # who has returned, and waits here, is asked what it called
+        self.board.begin(self.runs, self.size, wire.calls)
         result = None
         if self.rank < size:
             result = Context().run(program, wire, *args)
             wire.close()
-        outcomes = gather_objects(self.office, (result, wire.books))
+        outcomes = gather_objects(self.office, (result, wire.account()))
         if self.main:
-            require_received([books for _, books in outcomes])
+            require_settled([account for _, account in outcomes])
             outcomes = [result for result, _ in outcomes[:size]]
         return share_object(self.office, outcomes)
 

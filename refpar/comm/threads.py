@@ -4,8 +4,9 @@ One rank runs at a time: it holds the *baton*, and hands it on when it must wait
 deadlock is known exactly and at once: nobody is ready to take the baton.  This world is refpar's sanitizer.  It reports
 
     a deadlock, with who waits for whom;  messages that nobody received, requests that nobody waited for;
+    collectives that are not the same on all ranks, before they send anything;  a message of one collective that meets another;
     a receive of another size or dtype than was sent;  a send buffer that was written before its wait;
-    a receive buffer that is read before its wait (it holds NaN, or -1, until then).
+    a receive buffer that was written before its wait, or read and then sent or returned (`poison`).
 
 A seed draws another order of ranks; the baton then goes round at every message.  `eager` is the largest message, in bytes, that
 leaves without its receiver: a larger send is a rendezvous, complete only when its receive has been posted.  MPI has both kinds.
@@ -20,8 +21,11 @@ from threading import Lock, Thread
 
 import numpy as np
 
-from refpar.comm.report import Wait, deadlock_text, letters_text, place
-from refpar.comm.wire import Aborted, Deadlock, Wire, bytes_of, require_received
+from refpar import watch
+from refpar.comm import poison
+from refpar.comm.calls import Mismatch, Roll, same_errand
+from refpar.comm.report import buffer_text, deadlock_text, ends_text, errand_text, in_words, letters_text, site, wait_of
+from refpar.comm.wire import Aborted, Deadlock, Wire, bytes_of, require_settled
 
 
 class ThreadWorld:
@@ -56,11 +60,12 @@ def first_come(ready: list[int]) -> int:
 
 
 class Letter:
-    """A message under way: a copy of what was posted, and whether a receive has met it."""
-    __slots__ = ("array", "met")
+    """A message under way: its request, a copy of the bytes that were posted, and whether a receive has met it."""
+    __slots__ = ("request", "data", "met")
 
-    def __init__(self, array):
-        self.array = array.copy()
+    def __init__(self, request):
+        self.request = request
+        self.data = request.array.tobytes()
         self.met = False
 
 
@@ -71,37 +76,65 @@ class ThreadWire(Wire):
         super().__init__(rank, baton.size)
         self.baton = baton
 
+    def began(self, operation, x, axis, options):
+        call = super().began(operation, x, axis, options)
+        self.baton.roll.add(call)
+        return call
+
     def start(self, request):
         self.baton.pause(self.rank)
+        request.site = site(sys._getframe())
         if request.way == "send":
-            request.state = Letter(request.array)
+            self.refuse_poison(request.array, f"sends to rank {request.peer}")
+            request.state = Letter(request)
             self.baton.post((self.rank, request.peer, request.tag), letter=request.state)
         else:
-            bytes_of(request.array)[:] = 255
+            request.number = self.baton.receives.add(request)
+            poison.fill(request.array, request.number)
             self.baton.post((request.peer, self.rank, request.tag), receive=request)
 
     def complete(self, request):
         while not self._done(request):
             self.baton.block(self.rank, request)
-        letter, array = request.state.array, request.array
+        letter, array = request.state, request.array
         if request.way == "send":
-            if not np.array_equal(bytes_of(letter), bytes_of(array)):
-                raise ValueError(f"rank {self.rank} of {self.size} wrote into the buffer of {request} before its wait")
-        elif letter.size != array.size or letter.dtype != array.dtype:
+            if not letter.data.startswith(bytes_of(array)):         # as long as the data: equal, and nothing is copied
+                was = np.frombuffer(letter.data, array.dtype).reshape(array.shape)
+                raise ValueError(self._spoilt(request, f", and element {first_difference(was, array)}"))
+            request.state = None            # the letter may still lie there: request and letter must not keep each other alive
+            return
+        sent = letter.request.array
+        if sent.size != array.size or sent.dtype != array.dtype:
             raise ValueError(f"rank {self.rank} of {self.size} receives {in_words(array)} from rank {request.peer}, tag "
-                             f"{request.tag}, which sent {in_words(letter)}")
-        else:
-            bytes_of(array)[:] = bytes_of(letter)
+                             f"{request.tag}, which sent {in_words(sent)}{ends_text(letter.request, request)}")
+        if not poison.untouched(array, request.number):
+            raise ValueError(self._spoilt(request, ""))
+        bytes_of(array)[:] = np.frombuffer(letter.data, np.uint8)
 
     def _done(self, request):
         if request.way == "recv":
             return request.state is not None
         return request.state.met or request.array.nbytes <= self.baton.eager
 
+    def _spoilt(self, request, how) -> str:
+        """A buffer was written while it belonged to the wire."""
+        here = sys._getframe()
+        return (f"rank {self.rank} of {self.size} wrote into the buffer of {request} before its wait: "
+                f"{buffer_text(request.array, here)}{how}"
+                f"\n  posted  ({request.site}){errand_text(request.errand)}\n  waited for  ({site(here)})")
 
-def in_words(array) -> str:
-    """Size, dtype and bytes of a message."""
-    return f"{array.size} x {array.dtype} ({array.nbytes} bytes)"
+    def refuse_poison(self, array, what):
+        """ValueError where what this rank sends or returns was made from a receive buffer before its wait."""
+        early = self.baton.receives.read_in(array)
+        if early:
+            raise ValueError(f"rank {self.rank} of {self.size} {what} what was read from a receive buffer before its wait: {early}")
+
+
+def first_difference(was, now) -> str:
+    """Where two arrays of the same shape and dtype first differ, in words."""
+    size = was.dtype.itemsize
+    place = int(np.argmax(bytes_of(was) != bytes_of(now))) // size
+    return f"{[int(i) for i in np.unravel_index(place, was.shape)]} was {was.flat[place]} and is {now.flat[place]}"
 
 
 class Baton:
@@ -117,7 +150,9 @@ class Baton:
         self.alive = list(range(size))          # not returned
         self.waiting = {}                       # rank -> the request that it is blocked on
         self.letters = defaultdict(deque)       # (source, to, tag) -> letters that no receive has met
-        self.receives = defaultdict(deque)      # (source, to, tag) -> receives that no letter has met
+        self.posted = defaultdict(deque)        # (source, to, tag) -> receives that no letter has met
+        self.roll = Roll()
+        self.receives = poison.Receives()
         self.failure = None
         self.locks = [Lock() for _ in range(size)]
         self.ended = Lock()
@@ -140,7 +175,7 @@ class Baton:
             self.ended.acquire(timeout=1)
         if self.failure is not None:
             raise self.failure
-        require_received([wire.books for wire in self.wires])
+        require_settled(self.wires)
         return self.results
 
     def _rank(self, rank, program, args):
@@ -150,6 +185,8 @@ class Baton:
             self._check()
             self.results[rank] = Context().run(program, self.wires[rank], *args)
             self.wires[rank].close()
+            for array in watch.arrays_of(self.results[rank]):
+                self.wires[rank].refuse_poison(np.asarray(array, order="C"), "returns")
         except SystemExit as stop:
             self._fail(rank, RuntimeError(f"rank {rank} called sys.exit({stop.code}) in the middle of a run"))
         except BaseException as error:
@@ -203,7 +240,7 @@ class Baton:
 
     def post(self, way, letter=None, receive=None):
         """A letter or a receive: it meets the oldest of the other kind on its way, or lies until one comes."""
-        mine, others = (self.letters, self.receives) if letter else (self.receives, self.letters)
+        mine, others = (self.letters, self.posted) if letter else (self.posted, self.letters)
         if not others[way]:
             mine[way].append(letter or receive)
             return
@@ -211,6 +248,8 @@ class Baton:
             receive = others[way].popleft()
         else:
             letter = others[way].popleft()
+        if not same_errand(letter.request.errand, receive.errand):
+            raise Mismatch("mismatch: a message meets a receive that does not belong to it" + ends_text(letter.request, receive))
         receive.state = letter
         letter.met = True
         for rank in way[:2]:
@@ -221,9 +260,18 @@ class Baton:
     def _deadlock(self):
         """Called by a rank that found nobody ready; all others stand in `block`."""
         frames = sys._current_frames()
-        waits = {rank: Wait(str(request), request.peer, place(frames[self.threads[rank].ident]))
-                 for rank, request in self.waiting.items()}
+        waits = {rank: wait_of(request, site(frames[self.threads[rank].ident])) for rank, request in self.waiting.items()}
         told = {id(request.state) for request in self.waiting.values()}
-        lying = [(way, letter) for way, letters in sorted(self.letters.items()) for letter in letters if id(letter) not in told]
+        lying = [letter.request for _, letters in sorted(self.letters.items()) for letter in letters if id(letter) not in told]
         return deadlock_text(waits, [rank for rank in range(self.size) if rank not in waits],
-                             [letters_text(1, letter.array.nbytes, *way) for way, letter in lying])
+                             [f"{letters_text(1, send.array.nbytes, send.wire.rank, send.peer, send.tag)}  ({send.site})"
+                              f"{errand_text(send.errand)}{self._wanted(send)}" for send in lying])
+
+    def _wanted(self, send) -> str:
+        """What the receiver of a message that nobody received waits for instead."""
+        receive = self.waiting.get(send.peer)
+        if receive is None or receive.way == "send":
+            return ""
+        if receive.peer != send.wire.rank:
+            return f"; rank {send.peer} waits for a message from rank {receive.peer}"
+        return f"; rank {send.peer} waits for tag {receive.tag}"

@@ -10,11 +10,14 @@ door, blocking `send` and `recv`, what observers are told, and the books from wh
 from __future__ import annotations
 
 import pickle
+import sys
+from typing import NamedTuple
 
 import numpy as np
 
 from refpar import watch
-from refpar.comm.report import leftovers
+from refpar.comm.calls import Call, Calls, Mismatch, disagreement
+from refpar.comm.report import leftovers, other_dtypes, site_of_call
 
 LIMIT = 2**31 - 1       # bytes: MPI counts in C ints
 TAGS = 2**15            # MPI promises tags up to 32767
@@ -32,13 +35,20 @@ class Aborted(BaseException):
     """Wakes a rank because another one failed.  Not an Exception, so that `except Exception` does not swallow it."""
 
 
+class Account(NamedTuple):
+    """What a wire that has done its work leaves to be compared with the others'."""
+    books: dict
+    calls: Calls
+
+
 class Request:
-    """A message that was posted by this rank.  `state` belongs to the wire's body."""
-    __slots__ = ("wire", "way", "array", "peer", "tag", "state")
+    """A message that was posted by this rank, on the errand that it then had.  The last three belong to the wire's body."""
+    __slots__ = ("wire", "way", "array", "peer", "tag", "errand", "state", "site", "number")
 
     def __init__(self, wire, way, array, peer, tag):
         self.wire, self.way, self.array, self.peer, self.tag = wire, way, array, peer, tag
-        self.state = None
+        self.errand = watch.current()
+        self.state = self.site = self.number = None
 
     def wait(self):
         """Return when the array is this rank's again: it was received, or may be overwritten."""
@@ -56,7 +66,8 @@ class Wire:
         self.rank = rank
         self.size = size
         self.open: dict[Request, None] = {}     # posted and not waited for, in that order
-        self.books: dict[tuple, tuple] = {}     # (way, peer, tag) -> (messages, bytes) that left or arrived
+        self.books: dict[tuple, tuple] = {}     # (way, peer, tag) -> (messages, bytes, a sum over dtypes) that left or arrived
+        self.calls = Calls()
 
     # What a body fills in.
 
@@ -69,6 +80,10 @@ class Wire:
         raise NotImplementedError
 
     # What a program calls.
+
+    def began(self, operation: str, x, axis, options: dict) -> Call:
+        """A collective begins on an axis of this wire, with these options."""
+        return self.calls.add(operation, x, axis, options, site_of_call(sys._getframe()))
 
     def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
         """Start to send `array`, of any shape and dtype, to rank `to`."""
@@ -103,6 +118,10 @@ class Wire:
             waits = ", ".join(map(str, self.open))
             raise Leftover(f"rank {self.rank} of {self.size} returned without waiting for {waits}")
 
+    def account(self) -> Account:
+        """For `require_settled`, elsewhere."""
+        return Account(self.books, self.calls)
+
     def _post(self, way, array, peer, tag):
         self._check(way, array, peer, tag)
         request = Request(self, way, array, peer, tag)
@@ -125,18 +144,25 @@ class Wire:
 
     def _book(self, request):
         """A message left or arrived: the one place where observers are told."""
-        nbytes = request.array.nbytes
+        nbytes, dtype = request.array.nbytes, request.array.dtype
         key = request.way, request.peer, request.tag
-        messages, total = self.books.get(key, (0, 0))
-        self.books[key] = messages + 1, total + nbytes
-        watch.message(request.way, request.peer, request.array)
+        messages, total, kinds = self.books.get(key, (0, 0, 0))
+        self.books[key] = messages + 1, total + nbytes, kinds + nbytes * ord(dtype.kind)
+        watch.message(request.way, request.peer, request.array, request.errand)
 
 
-def require_received(books: list[dict]):
-    """Raise Leftover unless every message of a run was received.  books: `Wire.books` of every rank, after all have returned."""
-    found = leftovers(books)
+def require_settled(wires: list):
+    """Raise Mismatch or Leftover unless all ranks of a run called the same collectives and received every message.  wires: of
+    all ranks, after all have returned; or whatever else has their `calls` and `books`."""
+    told = disagreement([wire.calls for wire in wires])
+    if told:
+        raise Mismatch(told)
+    found = leftovers([wire.books for wire in wires])
     if found:
         raise Leftover("all ranks have returned, but nobody received\n  " + "\n  ".join(found))
+    found = other_dtypes([wire.books for wire in wires])
+    if found:
+        raise Mismatch("mismatch: not every message was received as the dtype that it was sent as\n  " + "\n  ".join(found))
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from refpar import corpus, ngram
 from refpar.cli import training_of
 from refpar.comm.mesh import Mesh
+from refpar.commands.memory import keep_pages
 from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
 from refpar.fit import Plan, fit, fresh, held_out_loss, stored
 from refpar.nn.build import build
@@ -54,6 +55,9 @@ def prepare(world, args) -> Job:
     training = training_of(args, TRAININGS.get(text.split(",")[0], Training()), layout.dp)
     if model.vocab < ngram.BYTES:
         raise ValueError(f"model: vocab={model.vocab} must be at least {ngram.BYTES}: tokens are bytes")
+    model.require_positions(training.sequence, f"--sequence {training.sequence}")
+    sampled = min(300, sample_room(model)) if args.sample is None else args.sample
+    model.require_positions(sampled and PROMPT + sampled - 1, f"--sample {sampled} after a prompt of {PROMPT} bytes")
     judged = args.text is None and is_preset(model, training)
     plan = Plan(model, layout, training, corpus.load(args.text, training.sequence), Path(), args.save_every or 100)
     plan = plan._replace(folder=args.out or default_folder(plan))
@@ -62,8 +66,13 @@ def prepare(world, args) -> Job:
     if judged and not args.no_control:
         cut = plan._replace(model=replace(model, cut=True), folder=plan.folder / "control")
         control = cut, stored(cut) if any(cut.folder.glob("step-*.npz")) else fresh(cut)
-    state, sampled = stored(plan) if args.resume else fresh(plan), 300 if args.sample is None else args.sample
+    state = stored(plan) if args.resume else fresh(plan)
     return Job(plan, state, control, judged, sampled, args.json, writable(args.trace))
+
+
+def sample_room(model: Model) -> int:
+    """How many bytes the model can write after the prompt: with learned positions no more than it has."""
+    return max(0, model.longest - PROMPT + 1) if model.positions == "learned" else sys.maxsize
 
 
 def layout_of(world, args) -> Layout:
@@ -100,6 +109,7 @@ def check_folder(folder: Path, resume: bool):
 
 def run(world, job: Job) -> int:
     """Train, judge, and say so in the last line."""
+    keep_pages()
     ranks = job.plan.layout.ranks
     if world.size is None and ranks > 1:
         sys.stderr.write(f"{ranks} ranks as threads of one process share one core; as processes:  "

@@ -2,19 +2,21 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from refpar.config import PRESETS, Layout, describe_model, parse_model
+from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
-from refpar.oracle.situation import PROOF, Situation
+from refpar.oracle.situation import OPTIONS, PROOF, Situation
 from refpar.trace import Traced, writable
 
 SIZES = (1, 2, 3, 4, 8)         # of dp, where no mesh is named
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
+INDENT = "    "
 HEADS = ("loss", "dinput", "grads", "norm", "weights", "optim")
 
 
@@ -34,7 +36,7 @@ def prepare(world, args) -> Job:
     if args.fault:
         fault_named(args.fault)
     family = "uneven" if args.uneven else "tiny"
-    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in ("llama", "mamba2")]
+    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
     layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):
@@ -46,15 +48,14 @@ def prepare(world, args) -> Job:
             raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are cut over dp alone")
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
-        situation.batch(0)
+        situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
     left_out = [layout for layout in layouts if layout not in fit]
     return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
 
 
 def situation_of(args, model, layout) -> Situation:
     """The situation that the command line describes; what it leaves open is as in PROOF."""
-    named = {name: getattr(args, name) for name in ("rows", "sequence", "micro_batches", "seed", "dtype", "optimizer", "clip")
-             if getattr(args, name, None) is not None}
+    named = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     return Situation(model, layout, replace(PROOF, **named), args.last_rows or 0, args.documents or (), args.ignored or (0.0,))
 
 
@@ -125,11 +126,11 @@ def as_json(situation: Situation, judgement: Judgement) -> dict:
 
 
 def list_faults(world) -> int:
-    """Every fault of the catalogue, a line each."""
+    """Every fault of the catalogue: its name, the public report it comes from, and what happened there."""
     from refpar.oracle.faults import FAULTS
     if world.main:
         for fault in FAULTS:
-            print(f"{fault.name:<28}{fault.report:<44}{fault.summary}")
+            print(f"{fault.name:<24}{fault.report}\n{textwrap.fill(fault.summary, 100, initial_indent=INDENT, subsequent_indent=INDENT)}")
     return 0
 
 

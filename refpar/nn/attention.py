@@ -1,7 +1,8 @@
 """Attention of given queries, keys and values, in its naive form: the meaning, and the judge of the fast one in `nn/blocks.py`.
 
-Token i sees key j iff both are of one document and j's position is not after i's.  That is all there is to the mask: a function of
-the batch's arrays, and for the keys that lie before these tokens, of the arrays that came with them.  Where the keys are stored,
+Token i sees key j iff both are of one document, j's position is not after i's, and, in a sliding window, less than its width before
+it (Beltagy et al. 2020).  That is all there is to the mask: a function of the batch's arrays, and for the keys that lie before
+these tokens, of the arrays that came with them.  Where the keys are stored,
 in which order and on which rank, does not matter.
 
 A core is a pair, and a filling of the seam `core`:
@@ -22,6 +23,9 @@ import numpy as np
 from refpar.nn.seams import Pair
 
 
+EVERYTHING = np.iinfo(np.int64).max             # the window of a token that sees all that came before it
+
+
 class Places(NamedTuple):
     """Where some tokens stand, [B, S] each: enough to say who sees whom, and to key the randomness of a pair."""
     document: np.ndarray
@@ -34,10 +38,12 @@ def places(batch) -> Places:
     return Places(batch.document, batch.position, batch.index)
 
 
-def visible(queries: Places, keys: Places) -> np.ndarray:
+def visible(queries: Places, keys: Places, window: int = EVERYTHING) -> np.ndarray:
     """[B, S, T], true where a query may see a key."""
     same = queries.document[:, :, None] == keys.document[:, None, :]
-    same &= keys.position[:, None, :] <= queries.position[:, :, None]
+    distance = queries.position[:, :, None] - keys.position[:, None, :]
+    same &= distance >= 0
+    same &= distance < window
     return same
 
 
@@ -67,12 +73,12 @@ def share_out(dk, dv, dafter: dict, tokens: int):
     return dk[:, earlier:], dv[:, earlier:], {"k": dk[:, :earlier], "v": dv[:, :earlier]}
 
 
-def naive_core(drop=None) -> Pair:
+def naive_core(drop=None, window: int = EVERYTHING) -> Pair:
     """Full softmax over all pairs.  `drop` is a mask of the probabilities as in `nn/dropout.py`, or None."""
     def weights(q, k, batch, after):
         """Probabilities [B, H, S, T], and those that dropout left."""
         scores = np.einsum("bshe,bthe->bhst", q, k) * q.shape[-1] ** -0.5
-        seen = visible(places(batch), keys_of(after))[:, None]
+        seen = visible(places(batch), keys_of(after), window)[:, None]
         scores = np.where(seen, scores, -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
         p /= p.sum(axis=-1, keepdims=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.nn.attention import Places, extend, keys_of, places, share_out, visible
+from refpar.nn.attention import EVERYTHING, Places, extend, keys_of, places, share_out, visible
 from refpar.nn.seams import Pair
 
 
@@ -68,7 +68,7 @@ def block_size(queries: int) -> int:
     return 64 if queries <= 512 else 128
 
 
-def blocks(queries: Places, keys: Places, heads: int, dtype):
+def blocks(queries: Places, keys: Places, heads: int, dtype, window: int = EVERYTHING):
     """Cut the rows and the queries into blocks, and find for each the span of keys that any of its queries may see."""
     rows, tokens = queries.position.shape
     size = block_size(tokens)
@@ -76,19 +76,34 @@ def blocks(queries: Places, keys: Places, heads: int, dtype):
     for row in range(0, rows, together):
         for token in range(0, tokens, size):
             part = slice(row, min(row + together, rows)), slice(token, min(token + size, tokens))
-            yield _block(part, Places(*(place[part] for place in queries)), Places(*(place[part[0]] for place in keys)), dtype)
+            yield _block(part, Places(*(place[part] for place in queries)), Places(*(place[part[0]] for place in keys)), dtype,
+                         window)
 
 
-def _block(part, queries: Places, keys: Places, dtype) -> Block:
+def remembering():
+    """`blocks` as a list, with a memory of its last answer: every layer of a model asks the same of a batch, forward and backward."""
+    last = None, (), []
+
+    def plan(queries: Places, keys: Places, *kind) -> list[Block]:
+        nonlocal last
+        asked = *queries, *keys
+        if last[0] != kind or not all(map(np.array_equal, asked, last[1])):
+            last = kind, asked, list(blocks(queries, keys, *kind))
+        return last[2]
+    return plan
+
+
+def _block(part, queries: Places, keys: Places, dtype, window: int) -> Block:
     """Bounds of the queries' documents and positions say of a key at once that some query may, or that every query must, see it;
     only between the two is each pair looked at."""
     low, high = (bound(queries.document, axis=1, keepdims=True) for bound in (np.min, np.max))      # [B', 1]
-    may = (keys.document >= low) & (keys.document <= high) & (keys.position <= queries.position.max(axis=1, keepdims=True))
+    early, late = (bound(queries.position, axis=1, keepdims=True) for bound in (np.min, np.max))    # [B', 1]
+    may = (keys.document >= low) & (keys.document <= high) & (keys.position <= late) & (early - keys.position < window)
     span = _span(may.any(axis=0))
     keys = Places(*(place[:, span] for place in keys))
-    must = (low == high) & (keys.document == low) & (keys.position <= queries.position.min(axis=1, keepdims=True))
+    must = (low == high) & (keys.document == low) & (keys.position <= early) & (late - keys.position < window)
     hiding = _span(~must.all(axis=0))
-    seen = visible(queries, Places(*(place[:, hiding] for place in keys)))                          # [B', s, c]
+    seen = visible(queries, Places(*(place[:, hiding] for place in keys)), window)                  # [B', s, c]
     return Block(*part, span, hiding, np.where(seen, 0, -np.inf).astype(dtype))
 
 
@@ -112,7 +127,7 @@ def _ungrouped(x, tokens: int):
     """[B, K, g*s, ...] -> [B, s, H, ...]."""
     rows, heads, both, *rest = x.shape
     group = both // tokens
-    x = np.moveaxis(x.reshape(rows, heads, group, tokens, *rest), 3, 1)
+    x = x.reshape(rows, heads, group, tokens, *rest).transpose(0, 3, 1, 2, *range(4, 4 + len(rest)))
     return x.reshape(rows, tokens, heads * group, *rest)
 
 
@@ -145,10 +160,11 @@ def _mask(drop, step, queries: Places, keys: Places, block: Block, p):
 
 # ------------------------------------------------------------------------------------------------------------ over any set of keys
 
-def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0) -> Attended:
+def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING,
+            plan=blocks) -> Attended:
     """Attention of q [B, S, H, E] over the keys k, v [B, T, K, E] that are here."""
     out, lse = identity(q)
-    for block in blocks(queries, keys, q.shape[2], q.dtype):
+    for block in plan(queries, keys, q.shape[2], q.dtype, window):
         mine, tokens = (block.rows, block.queries), block.bias.shape[1]
         p = _scores(_grouped(q[mine] * q.shape[3] ** -0.5, k.shape[2]), _keys(k, block), block)     # [B', K, g*s, t]
         top = finite(p.max(axis=-1, keepdims=True, initial=-np.inf))
@@ -165,7 +181,8 @@ def partial(q, k, v, queries: Places, keys: Places, drop=None, step: int = 0) ->
     return Attended(out, lse)
 
 
-def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, drop=None, step: int = 0):
+def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, drop=None, step: int = 0, window: int = EVERYTHING,
+                     plan=blocks):
     """dq, and dk and dv of the keys that are here.
 
     `lse` and `delta`, the row sums of dout * out, are those of the finished result over *all* keys; then each set of keys has its
@@ -173,7 +190,7 @@ def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, d
     """
     scale, heads = q.shape[3] ** -0.5, k.shape[2]
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for block in blocks(queries, keys, q.shape[2], q.dtype):
+    for block in plan(queries, keys, q.shape[2], q.dtype, window):
         mine, tokens = (block.rows, block.queries), block.bias.shape[1]
         k_b, v_b = _keys(k, block), _keys(v, block)
         q_b, do = _grouped(q[mine] * scale, heads), _grouped(dout[mine], heads)         # [B', K, g*s, E]
@@ -196,11 +213,12 @@ def partial_backward(dout, delta, lse, q, k, v, queries: Places, keys: Places, d
     return dq, dk, dv
 
 
-def core(drop=None) -> Pair:
+def core(drop=None, window: int = EVERYTHING, plan=blocks) -> Pair:
     """The filling of the seam `core` for one process.  `drop`: a mask of the probabilities as in `nn/dropout.py`, or None."""
     def forward(q, k, v, batch, before):
         after = extend(before, k, v, batch)
-        attended = partial(q, after["k"], after["v"], places(batch), keys_of(after), drop, batch.step)
+        attended = partial(q, after["k"], after["v"], places(batch), keys_of(after), drop, batch.step, window,
+                           plan)
         out = finish(attended)
         return out, after, {"q": q, "after": after, "out": out, "lse": attended.lse}
 
@@ -208,7 +226,7 @@ def core(drop=None) -> Pair:
         after = saved["after"]
         delta = np.vecdot(dout, saved["out"])                                           # [B, S, H]
         dq, dk, dv = partial_backward(dout, delta, saved["lse"], saved["q"], after["k"], after["v"], places(batch), keys_of(after),
-                                      drop, batch.step)
+                                      drop, batch.step, window, plan)
         return dq, *share_out(dk, dv, dafter, dq.shape[1])
 
     return Pair(forward, backward)

@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from refpar import watch
+from refpar.nn.loss import cross_entropy
 from refpar.nn.product import settle
-from refpar.nn.seams import Layer
+from refpar.nn.seams import Layer, Pair
 
 
 class Chain(NamedTuple):
-    """A model.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter)."""
+    """A model.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
+    `loss` is what is minimised: forward(logits, targets) -> (sum, count), saved; backward(scale, saved) -> dlogits."""
     layers: tuple[tuple[str, Layer], ...]
     ties: dict[tuple[str, str], tuple[str, str]] = {}
+    loss: Pair = cross_entropy()
 
     def weights(self, params: dict, name: str) -> dict:
         """A layer's own parameters and those that it borrows."""

@@ -5,7 +5,6 @@ import numpy as np
 
 from refpar import watch
 from refpar.nn.chain import Chain, backward, forward, gradients, start
-from refpar.nn.loss import cross_entropy_backward, cross_entropy_forward
 
 
 def zeros_like(tree):
@@ -31,9 +30,9 @@ def loss_and_gradients(chain: Chain, params: dict, batch, count: int):
     1/count, and whatever is added to these gradients later is only ever added.  A step without a target has zero gradients.
     """
     logits, after, saved = forward(chain, batch.tokens, params, batch, start(chain, params, batch))      # [B, S, V]
-    (loss, _), kept = cross_entropy_forward(logits, batch.targets)
+    (loss, _), kept = chain.loss.forward(logits, batch.targets)
     watch.held("saved", [saved, kept])
-    dlogits = cross_entropy_backward(1.0 / max(count, 1), kept)                                             # [B, S, V]
+    dlogits = chain.loss.backward(1.0 / max(count, 1), kept)                                             # [B, S, V]
     _, _, products = backward(chain, dlogits, saved, params, batch, zeros_like(after))
     return loss, gradients(chain, products)
 
@@ -41,5 +40,5 @@ def loss_and_gradients(chain: Chain, params: dict, batch, count: int):
 def loss_of(chain: Chain, params: dict, batch) -> tuple[float, int]:
     """(summed loss, number of targets), forward only."""
     logits, _, _ = forward(chain, batch.tokens, params, batch, start(chain, params, batch))              # [B, S, V]
-    (loss, count), _ = cross_entropy_forward(logits, batch.targets)
+    (loss, count), _ = chain.loss.forward(logits, batch.targets)
     return loss, count

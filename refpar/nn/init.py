@@ -2,7 +2,8 @@
 
 Matrices are normal with deviation 0.02; those that write into the residual stream are smaller by the square root of how many do
 (Radford et al. 2019).  Norms start at 1, biases at 0.  Mamba-2 (Dao and Gu 2024) starts with time steps between 1/1000 and 1/10,
-evenly spread in their logarithm, and with rates of decay evenly between 1 and 16.
+evenly spread in their logarithm, and with rates of decay evenly between 1 and 16; Mamba-1 (Gu and Dao 2023) with those steps too,
+and with the rates 1, 2, ..., N in each channel.
 """
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from refpar.nn.keyed import key, normal, uniform
 DEVIATION = 0.02
 ROUGH = 0.1                                     # deviation of everything in weights for proofs
 WRITERS = ("o", "down", "out")                  # into the residual stream
-ONES = ("norm", "gate_norm", "skip")
-ZEROS = ("bias_x", "bias_B", "bias_C")
-TAPS = ("conv_x", "conv_B", "conv_C")
+ONES = ("norm", "gate_norm", "skip", "q_norm", "k_norm")
+ZEROS = ("bias_x", "bias_B", "bias_C", "conv_bias", "norm_bias", "q_bias", "k_bias", "v_bias", "o_bias", "gate_bias", "up_bias",
+         "down_bias")
+TAPS = ("conv_x", "conv_B", "conv_C", "conv")
 
 
 def initial(config: Model, chain: Chain, seed: int, dtype, cut: Callable | None = None, rough: bool = False) -> dict:
@@ -36,7 +38,7 @@ def initial(config: Model, chain: Chain, seed: int, dtype, cut: Callable | None 
             full = f"{layer}.{name}"
             shape = config.shape(text)
             where = _flat_index(shape, cut(full, text) if cut else (slice(None),) * len(shape))
-            values = _values(config, name, shape, key(seed, "initial", full), where)
+            values = _values(config, name, text, key(seed, "initial", full), where)
             if rough:
                 values = _roughened(name, values, key(seed, "rough", full), where)
             params[layer][name] = values.astype(dtype)
@@ -51,7 +53,7 @@ def _flat_index(shape: tuple[int, ...], slices: tuple[slice, ...]) -> np.ndarray
     return where
 
 
-def _values(config: Model, name: str, shape, key: int, where) -> np.ndarray:
+def _values(config: Model, name: str, dims: str, key: int, where) -> np.ndarray:
     """The rule of each parameter, in float64."""
     if name in ONES:
         return np.ones(where.shape)
@@ -59,8 +61,12 @@ def _values(config: Model, name: str, shape, key: int, where) -> np.ndarray:
         return np.zeros(where.shape)
     if name == "dt_bias":
         return inverse_softplus(np.exp(_between(math.log(1e-3), math.log(1e-1), key, where)))
+    if name == "A_log" and dims == "I/tp N":
+        return np.log(1 + where % config.state)
     if name == "A_log":
         return np.log(_between(1, 16, key, where))
+    if name == "dt" and dims == "R I/tp":
+        return _between(-1, 1, key, where) / math.sqrt(config.dt_rank)
     if name in TAPS:
         return _between(-1, 1, key, where) / math.sqrt(config.conv)
     branches = len(config.pattern) * config.blocks
@@ -69,9 +75,9 @@ def _values(config: Model, name: str, shape, key: int, where) -> np.ndarray:
 
 def _roughened(name: str, values, key: int, where) -> np.ndarray:
     """Noise on what starts at 1 or 0, and a fresh, wider draw of what is normal."""
-    if name in ONES or name in ZEROS:
+    if name in ONES or name in ZEROS or name == "A_log":
         return values + ROUGH * normal(key, where)
-    if name in ("dt_bias", "A_log") or name in TAPS:
+    if name == "dt_bias" or name in TAPS:
         return values
     return ROUGH * normal(key, where)
 

@@ -9,7 +9,7 @@ A matrix product tells `watch` its 2mnk floating-point operations.  Elementwise 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 import numpy as np
 
@@ -23,37 +23,45 @@ def tokens_of(x) -> int:
 
 
 def flat(x) -> np.ndarray:
-    """x [..., I] -> [T, I]."""
+    """x [..., J] -> [T, J]."""
     return x.reshape(tokens_of(x), x.shape[-1])
+
+
+ROWS = 64                       # tokens that elementwise work of many passes takes at a time
+
+
+def in_rows(count: int) -> Iterator[slice]:
+    """The rows of an array, a block after another."""
+    return (slice(first, first + ROWS) for first in range(0, count, ROWS))
 
 
 # ---------------------------------------------------------------------------------------------------------------- linear maps
 
 def matmul(x, w, name: str) -> np.ndarray:
-    """x [..., I] w [I, O] -> [..., O]: one product over all tokens, counted under `name`."""
+    """x [..., J] w [J, O] -> [..., O]: one product over all tokens, counted under `name`."""
     watch.op(name, 2 * tokens_of(x) * w.shape[0] * w.shape[1])
     return (flat(x) @ w).reshape(*x.shape[:-1], w.shape[1])
 
 
 def linear_forward(x, w):
-    """x [..., I], w [I, O] -> y [..., O]."""
+    """x [..., J], w [J, O] -> y [..., O]."""
     return matmul(x, w, "linear"), {"x": x}
 
 
 def linear_backward(dy, saved, w):
-    """dy [..., O] -> dx [..., I], and the weight's gradient as a product not yet multiplied."""
+    """dy [..., O] -> dx [..., J], and the weight's gradient as a product not yet multiplied."""
     return matmul(dy, w.T, "input gradient"), Product(saved["x"], dy)
 
 
 def stacked_forward(x, w):
-    """n linear maps of the same x: x [..., I], w [n, I, O] -> y [n, ..., O], each map's result contiguous."""
+    """n linear maps of the same x: x [..., J], w [n, J, O] -> y [n, ..., O], each map's result contiguous."""
     n, _, width = w.shape
     watch.op("linear", 2 * tokens_of(x) * w.size)
     return np.matmul(flat(x), w).reshape(n, *x.shape[:-1], width), {"x": x}         # [n, ..., O]
 
 
 def stacked_backward(dy, saved, w):
-    """dy [n, ..., O] -> dx [..., I], and a list of n products, which `settle` stacks."""
+    """dy [n, ..., O] -> dx [..., J], and a list of n products, which `settle` stacks."""
     dx = matmul(dy[0], w[0].T, "input gradient")
     for dy_i, w_i in zip(dy[1:], w[1:]):
         dx += matmul(dy_i, w_i.T, "input gradient")
@@ -103,6 +111,35 @@ def rmsnorm_backward(dy, saved, w):
     return dx, dw
 
 
+# ----------------------------------------------------------------------------------------------------------------- LayerNorm
+
+def summed(x) -> np.ndarray:
+    """x [..., I] -> [I], the sum over all tokens: the gradient of a bias."""
+    return flat(x).sum(axis=0)
+
+
+def layernorm_forward(x, w, b, eps: float):
+    """x [..., D], w and b [D] -> (x - mean) / deviation * w + b (Ba, Kiros and Hinton 2016)."""
+    normed = x - x.mean(axis=-1, keepdims=True)
+    scale = squares_finish(squares(normed), eps)                                    # [..., 1]
+    normed *= scale
+    y = normed * w
+    y += b
+    return y, {"normed": normed, "scale": scale}
+
+
+def layernorm_backward(dy, saved, w):
+    """dy [..., D] -> dx [..., D], dw [D], db [D]."""
+    normed, scale = saved["normed"], saved["scale"]
+    dw = np.einsum("td,td->d", flat(dy), flat(normed))
+    dx = dy * w
+    along = np.vecdot(dx, normed)[..., None] / dx.shape[-1]
+    dx -= dx.mean(axis=-1, keepdims=True)                       # the part of the gradient that only shifts x
+    dx -= normed * along                                        # and the part that only lengthens it
+    dx *= scale
+    return dx, dw, summed(dy)
+
+
 # ---------------------------------------------------------------------------------------------------------------- SiLU, SwiGLU
 
 def sigmoid(x) -> np.ndarray:
@@ -132,27 +169,49 @@ def silu_backward(dy, saved):
 
 
 def swiglu_forward(gate_up):
-    """gate_up [2, ..., F] -> silu(gate) * up [..., F] (Shazeer 2020)."""
-    gate, up = gate_up
-    y = sigmoid(gate)
-    y *= gate
-    y *= up
-    return y, {"gate_up": gate_up}
+    """gate_up [2, ..., F] -> silu(gate) * up [..., F] (Shazeer 2020); a few tokens at a time, which stay in the cache."""
+    gate, up = map(flat, gate_up)                                                   # [T, F]
+    y = np.empty(gate.shape, gate.dtype)
+    for rows in in_rows(len(y)):
+        part = sigmoid(gate[rows])
+        part *= gate[rows]
+        np.multiply(part, up[rows], out=y[rows])
+    return y.reshape(gate_up.shape[1:]), {"gate_up": gate_up}
 
 
 def swiglu_backward(dy, saved):
     """dy [..., F] -> [2, ..., F]."""
-    gate, up = saved["gate_up"]
-    s = sigmoid(gate)
-    both = np.empty_like(saved["gate_up"])
-    dgate, dup = both
-    np.multiply(gate, s, out=dup)                               # silu(gate)
-    np.subtract(1, s, out=dgate)
-    dgate *= dup
-    dgate += s                                                  # its derivative: s + silu (1 - s)
-    dgate *= up
-    both *= dy
-    return both
+    gate, up = map(flat, saved["gate_up"])                                          # [T, F]
+    dy, both = flat(dy), np.empty((2, *gate.shape), gate.dtype)
+    for rows in in_rows(len(dy)):
+        s, (dgate, dup) = sigmoid(gate[rows]), both[:, rows]
+        np.multiply(gate[rows], s, out=dup)                     # silu(gate)
+        np.subtract(1, s, out=dgate)
+        dgate *= dup
+        dgate += s                                              # its derivative: s + silu (1 - s)
+        dgate *= up[rows]
+        dgate *= dy[rows]
+        dup *= dy[rows]
+    return both.reshape(saved["gate_up"].shape)
+
+
+# ------------------------------------------------------------------------------------------------------------------- soft cap
+
+def softcap_forward(x, cap: float):
+    """x -> cap tanh(x / cap): about x while it is small, and never beyond cap (Gemma 2's)."""
+    y = x / cap
+    np.tanh(y, out=y)
+    y *= cap
+    return y, {"y": y}
+
+
+def softcap_backward(dy, saved, cap: float):
+    """1 - tanh**2."""
+    dx = saved["y"] / cap
+    dx *= dx
+    np.subtract(1, dx, out=dx)
+    dx *= dy
+    return dx
 
 
 # ------------------------------------------------------------------------------------------------------------------ embedding
@@ -173,9 +232,10 @@ def embedding_backward(dx, tokens, table, first: int = 0) -> np.ndarray:
 
     A loop over rows: numpy's scattered add is three times slower on rows as long as D.
     """
-    dtable = np.zeros_like(table)
+    dtable, words = np.zeros_like(table), len(table)
     local = (tokens - first).reshape(tokens.size)
     for word, row in zip(local.tolist(), flat(dx)):
-        if 0 <= word < len(dtable):
-            dtable[word] += row
+        if 0 <= word < words:
+            total = dtable[word]            # a view: `dtable[word] += row` would also copy it onto itself
+            total += row
     return dtable

@@ -13,17 +13,17 @@ from refpar import watch
 
 
 class Product(NamedTuple):
-    """x [..., I] and dy [..., O], whose product over all leading dims is a gradient [I, O]."""
+    """x [..., J] and dy [..., O], whose product over all leading dims is a gradient [J, O]."""
     x: np.ndarray
     dy: np.ndarray
 
 
 def multiply(product: Product) -> np.ndarray:
-    """x' dy [I, O]: 2*T*I*O floating-point operations."""
+    """x' dy [J, O]: 2*T*J*O floating-point operations."""
     x, dy = product
     tokens = int(np.prod(x.shape[:-1]))
     watch.op("weight gradient", 2 * tokens * x.shape[-1] * dy.shape[-1])
-    return x.reshape(tokens, x.shape[-1]).T @ dy.reshape(tokens, dy.shape[-1])      # [I, O]
+    return x.reshape(tokens, x.shape[-1]).T @ dy.reshape(tokens, dy.shape[-1])      # [J, O]
 
 
 def settle(grads):

@@ -6,6 +6,7 @@ mesh axis and no `if` for parallelism: all that is decided here, once, by the fi
 
     enter   x of the layer, after its norm             leave   y of the layer, before it joins the residual stream
     core    attention of given q, k, v                 mix     Mamba-2's conv and scan, with their weights
+    scan    of given x, dt, B, C, in either Mamba
     carry   what lies before my tokens                 over    completes a Partial value inside a layer
     total   a count summed over ranks, no gradient     first   where my part of the vocabulary begins
     drop    dropout of a residual branch
@@ -69,5 +70,6 @@ class Seams(NamedTuple):
     carry: Pair = ALONE
     core: Any = None            # None: the layer's own, `nn.attention`
     mix: Any = None             # None: the layer's own, `nn.mamba2`
+    scan: Any = None            # None: the layer's own, in chunks
     total: Callable = _same
     first: int = 0

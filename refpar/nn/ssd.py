@@ -42,25 +42,25 @@ class Chunk(NamedTuple):
     to_end: np.ndarray          # [B, L, M]     what is left of each token at the chunk's end
 
 
-def ssd_forward(x, dt, B, C, w, position, before, chunk: int, carry=ALONE):
+def ssd_forward(x, dt, B, C, A_log, position, before, chunk: int, carry=ALONE):
     """Shapes as in `scan_forward` -> y, after, saved.  The last chunk may be shorter."""
-    log = running_sum(dt * -np.exp(w["A_log"].astype(np.float64)), position, chunk)     # [B, S, M] float64
+    log = running_sum(dt * -np.exp(A_log.astype(np.float64)), position, chunk)     # [B, S, M] float64
     parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
     summaries = [summed_up(c, c.X * c.to_end[..., None], c.B) for c in chunks]
     nothing = summary_of_state(np.zeros_like(before))
     here, on = carry.forward(merge, reduce(merge, summaries, nothing), summary_of_state(before))
-    y, starts = w["skip"][:, None] * x, np.empty((len(chunks), *before.shape), x.dtype)
+    y, starts = np.empty_like(x), np.empty((len(chunks), *before.shape), x.dtype)
     for i, c in enumerate(chunks):
         starts[i] = here.state                                                      # [B, M, P, N]
-        y[:, parts[i]] += within_forward(c)
+        y[:, parts[i]] = within_forward(c)
         y[:, parts[i]] += across_forward(c, here.state)
         watch.op("inter-chunk", 2 * here.state.size)
         here = merge(here, summaries[i])
     return y, on.state, {"x": x, "dt": dt, "B": B, "C": C, "log": log, "starts": starts}
 
 
-def ssd_backward(dy, dafter, saved, w, position, chunk: int, carry=ALONE):
-    """dy like y, dafter like after -> (dx, ddt, dB, dC), dbefore, grads of A_log and skip."""
+def ssd_backward(dy, dafter, saved, A_log, position, chunk: int, carry=ALONE):
+    """dy like y, dafter like after -> (dx, ddt, dB, dC), dbefore, dA_log."""
     x, dt, B, C, log, starts = (saved[name] for name in ("x", "dt", "B", "C", "log", "starts"))
     parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
     summaries = [summed_up(c, dy[:, part] * c.since_start[..., None], c.C) for part, c in zip(parts, chunks)]
@@ -73,13 +73,11 @@ def ssd_backward(dy, dafter, saved, w, position, chunk: int, carry=ALONE):
                 total[:, parts[i]] += grad
         watch.op("inter-chunk", 2 * here.state.size)
         here = merge(here, summaries[i])
-    A = -np.exp(w["A_log"].astype(np.float64))
+    A = -np.exp(A_log.astype(np.float64))
     ddA = running_sum_backward(dlog, position, chunk)                               # [B, S, M] float64
     ddt = (ddA * A + np.vecdot(dX, x)).astype(x.dtype)                              # [B, S, M]
-    dx = dX * dt[..., None]                                                         # [B, S, M, P]
-    dx += w["skip"][:, None] * dy
-    dA_log, dskip = np.vecdot(ddA, dt, axis=1).sum(0) * A, np.vecdot(dy, x).sum((0, 1))
-    return (dx, ddt, dB, dC), on.state, {"A_log": dA_log.astype(x.dtype), "skip": dskip}
+    dA_log = np.vecdot(ddA, dt, axis=1).sum(0) * A
+    return (dX * dt[..., None], ddt, dB, dC), on.state, dA_log.astype(x.dtype)
 
 
 def chunks_of(x, dt, B, C, log, position, chunk: int) -> tuple[list[slice], list[Chunk]]:

@@ -1,16 +1,19 @@
-"""The layers of a Llama-like Transformer (Touvron et al. 2023): embedding, attention, SwiGLU MLP, norm, head.
+"""The layers of a Transformer but its MLP: embedding, attention, norm, head; Llama's (Touvron et al. 2023), GPT-2's and others'.
 
-Attention and MLP are what stands inside the norm; `nn/residual.py` puts them on the residual stream.  Sizes are read off the
-weights: where these are a rank's shard (some heads, some of F, some words), y is an addend of the whole, and `leave` completes it.
+Attention is what stands inside the norm; `nn/residual.py` puts it on the residual stream.  Sizes are read off the weights: where
+these are a rank's shard (some heads, some words), y is an addend of the whole, and `leave` completes it.
 """
 from __future__ import annotations
 
+import numpy as np
+
 from refpar.config import Model
 from refpar.nn import attention, blocks
-from refpar.nn.ops import (embedding_backward, embedding_forward, linear_backward, linear_forward, matmul, rmsnorm_backward,
-                           rmsnorm_forward, stacked_backward, stacked_forward, swiglu_backward, swiglu_forward)
+from refpar.nn.ops import (embedding_backward, embedding_forward, linear_backward, linear_forward, matmul, softcap_backward,
+                           softcap_forward)
+from refpar.nn.pieces import PASSED, Piece, linear, norm_of, rms_norm, with_bias
 from refpar.nn.product import Product
-from refpar.nn.rope import rope_backward, rope_forward, turns
+from refpar.nn.rope import rotary
 from refpar.nn.seams import Layer, Seams
 
 
@@ -25,78 +28,95 @@ def joined(x):
 
 
 def attention_layer(config: Model, seams: Seams) -> Layer:
-    """Causal self-attention within documents, rotary positions, H query heads on K key/value heads."""
-    width, core = config.head_width, seams.core or blocks.core()
+    """Causal self-attention within documents, H query heads on K key/value heads.
+
+    Queries and keys may be normed, head by head with one weight for all heads, and are then turned by their positions.  Biases of
+    q, k and v stand inside the seams; o_bias stands outside, where `nn/residual.py` adds it once.
+    """
+    width, core = config.head_width, seams.core or blocks.core(window=config.reach)
+    turns_of, rope = rotary(config)
+    project, out_of = projections(config), linear("o", "HE/tp D")
+    normed = {name: rms_norm(f"{name}_norm", "E", config.norm_eps) if config.qk_norm else PASSED for name in "qk"}
 
     def forward(x, w, batch, before):
-        turn = turns(batch.position, width, config.rope_base, x.dtype)
-        q, q_saved = linear_forward(x, w["q"])                                      # [B, S, HE/tp]
-        k, k_saved = linear_forward(x, w["k"])                                      # [B, S, KE/tp]
-        v, v_saved = linear_forward(x, w["v"])                                      # [B, S, KE/tp]
-        q, k = rope_forward(heads_of(q, width), turn), rope_forward(heads_of(k, width), turn)
-        out, after, core_saved = core.forward(q, k, heads_of(v, width), batch, before)      # [B, S, H/tp, E]
-        y, o_saved = linear_forward(joined(out), w["o"])                            # [B, S, D] +tp
-        return y, after, {"q": q_saved, "k": k_saved, "v": v_saved, "core": core_saved, "o": o_saved}
+        turn, heads, saved = turns_of(batch.position, x.dtype), {}, {}
+        for name in "qkv":
+            y, saved[name] = project[name].forward(x, w)                            # [B, S, HE/tp] or [B, S, KE/tp]
+            heads[name] = heads_of(y, width)
+        for name in "qk":
+            y, saved[f"{name}_norm"] = normed[name].forward(heads[name], w)         # [B, S, H/tp, E] or [B, S, K/tp, E]
+            heads[name] = rope.forward(y, turn)
+        out, after, saved["core"] = core.forward(*heads.values(), batch, before)    # [B, S, H/tp, E]
+        y, saved["o"] = out_of.forward(joined(out), w)                              # [B, S, D] +tp
+        return y, after, saved
 
     def backward(dy, dafter, saved, w, batch):
-        turn = turns(batch.position, width, config.rope_base, dy.dtype)
-        dout, dw_o = linear_backward(dy, saved["o"], w["o"])                        # [B, S, HE/tp]
-        dq, dk, dv, dbefore = core.backward(heads_of(dout, width), dafter, saved["core"], batch)
-        dq, dk = joined(rope_backward(dq, turn)), joined(rope_backward(dk, turn))
-        dx, dw_q = linear_backward(dq, saved["q"], w["q"])                          # [B, S, D] +tp
-        dx_k, dw_k = linear_backward(dk, saved["k"], w["k"])
-        dx_v, dw_v = linear_backward(joined(dv), saved["v"], w["v"])
-        dx += dx_k
-        dx += dx_v
-        return dx, dbefore, {"q": dw_q, "k": dw_k, "v": dw_v, "o": dw_o}
+        turn = turns_of(batch.position, dy.dtype)
+        dout, grads = out_of.backward(dy, saved["o"], w)                            # [B, S, HE/tp]
+        *dheads, dbefore = core.backward(heads_of(dout, width), dafter, saved["core"], batch)
+        dheads = dict(zip("qkv", dheads))
+        for name in "qk":
+            dheads[name], some = normed[name].backward(rope.backward(dheads[name], turn), saved[f"{name}_norm"], w)
+            grads |= some
+        dx = np.zeros_like(saved["q"]["x"])                                         # [B, S, D] +tp
+        for name in "qkv":
+            part, some = project[name].backward(joined(dheads[name]), saved[name], w)
+            dx += part
+            grads |= some
+        return dx, dbefore, grads
 
     def start(w, batch):
         return attention.start(batch, w["k"].shape[1] // width, width, w["k"].dtype)
 
-    return Layer(forward, backward, {"q": "D HE/tp", "k": "D KE/tp", "v": "D KE/tp", "o": "HE/tp D"}, {}, start)
+    pieces = *project.values(), *normed.values(), out_of
+    return Layer(forward, backward, {name: dims for piece in pieces for name, dims in piece.dims.items()},
+                 {"o_bias": "D"} if config.attention_bias == "all" else {}, start)
 
 
-def mlp_layer(config: Model, seams: Seams) -> Layer:
-    """silu(x gate) * (x up), times down; gate and up are one stacked weight."""
-    def forward(x, w, batch, before):
-        h, up = stacked_forward(x, w["gate_up"])                                    # [2, B, S, F/tp]
-        a, act = swiglu_forward(h)                                                  # [B, S, F/tp]
-        y, down = linear_forward(a, w["down"])                                      # [B, S, D] +tp
-        return y, None, {"gate_up": up, "act": act, "down": down}
-
-    def backward(dy, dafter, saved, w, batch):
-        da, dw_down = linear_backward(dy, saved["down"], w["down"])                 # [B, S, F/tp]
-        dh = swiglu_backward(da, saved["act"])                                      # [2, B, S, F/tp]
-        dx, dw_gate_up = stacked_backward(dh, saved["gate_up"], w["gate_up"])       # [B, S, D] +tp
-        return dx, None, {"gate_up": dw_gate_up, "down": dw_down}
-
-    return Layer(forward, backward, {"gate_up": "2 D F/tp", "down": "F/tp D"}, {})
+def projections(config: Model) -> dict[str, Piece]:
+    """q, k and v, each with its bias where the model has them."""
+    cut = {"q": "HE/tp", "k": "KE/tp", "v": "KE/tp"}
+    plain = {name: linear(name, f"D {words}") for name, words in cut.items()}
+    if config.attention_bias == "none":
+        return plain
+    return {name: with_bias(piece, f"{name}_bias", cut[name]) for name, piece in plain.items()}
 
 
 def embedding_layer(config: Model, seams: Seams) -> Layer:
-    """Tokens to vectors.  Its input is the tokens, so it has no input gradient."""
+    """Tokens to vectors, and learned positions where the model has them.  Its input is the tokens, so it has no input gradient.
+
+    The positions' table stands outside the seams, where the vectors are whole, and is added once.
+    """
+    learned = {"position": "X D"} if config.positions == "learned" else {}
+
     def forward(tokens, w, batch, before):
-        x = embedding_forward(tokens, w["table"], seams.first)                      # [B, S, D] +tp
-        return seams.drop.forward(seams.leave.forward(x), batch), None, {"tokens": tokens}
+        x = seams.leave.forward(embedding_forward(tokens, w["table"], seams.first))             # [B, S, D]
+        for name in learned:
+            x = x + w[name][batch.position]
+        return seams.drop.forward(x, batch), None, {"tokens": tokens}
 
     def backward(dy, dafter, saved, w, batch):
-        dx = seams.leave.backward(seams.drop.backward(dy, batch))
-        return None, None, {"table": embedding_backward(dx, saved["tokens"], w["table"], seams.first)}
+        dx = seams.drop.backward(dy, batch)
+        grads = {name: embedding_backward(dx, batch.position, w[name]) for name in learned}
+        dx = seams.leave.backward(dx)
+        return None, None, grads | {"table": embedding_backward(dx, saved["tokens"], w["table"], seams.first)}
 
-    return Layer(forward, backward, {"table": "V/tp D"}, {})
+    return Layer(forward, backward, {"table": "V/tp D"}, learned)
 
 
 def norm_layer(config: Model, seams: Seams) -> Layer:
     """The last norm."""
+    norm = norm_of(config)
+
     def forward(x, w, batch, before):
-        y, saved = rmsnorm_forward(x, w["norm"], config.norm_eps)                   # [B, S, D]
+        y, saved = norm.forward(x, w)                                               # [B, S, D]
         return y, None, saved
 
     def backward(dy, dafter, saved, w, batch):
-        dx, dnorm = rmsnorm_backward(dy, saved, w["norm"])
-        return dx, None, {"norm": dnorm}
+        dx, grads = norm.backward(dy, saved, w)
+        return dx, None, grads
 
-    return Layer(forward, backward, {}, {"norm": "D"})
+    return Layer(forward, backward, {}, norm.dims)
 
 
 def head_layer(config: Model, seams: Seams) -> Layer:
@@ -123,3 +143,16 @@ def tied_head_layer(config: Model, seams: Seams) -> Layer:
         return seams.enter.backward(dx), None, {"table": Product(dlogits, saved["x"])}
 
     return Layer(forward, backward, {"table": "V/tp D"}, {})
+
+
+def capped(head: Layer, cap: float) -> Layer:
+    """The head, its logits softly capped, each by itself: a part of the vocabulary is as good as the whole."""
+    def forward(x, w, batch, before):
+        logits, after, saved = head.forward(x, w, batch, before)                    # [B, S, V/tp]
+        logits, cap_saved = softcap_forward(logits, cap)
+        return logits, after, {"head": saved, "cap": cap_saved}
+
+    def backward(dlogits, dafter, saved, w, batch):
+        return head.backward(softcap_backward(dlogits, saved["cap"], cap), dafter, saved["head"], w, batch)
+
+    return head._replace(forward=forward, backward=backward)

@@ -90,8 +90,8 @@ def _block_sizes(s: S):
 def _promised(operation: str, name: str | None, sizes: Callable) -> Callable:
     """The volume of an algorithm of the table, for parts of `sizes(s)` elements."""
     def promised(i: int, s: S, ranks):
-        call = choose.Call(sizes(s), np.dtype(s.dtype), nodes(ranks, s.node), s.root, s.segment)
-        return choose.promised(operation, name, i, call)
+        task = choose.Task(sizes(s), np.dtype(s.dtype), nodes(ranks, s.node), s.root, s.segment)
+        return choose.promised(operation, name, i, task)
     return promised
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-from refpar.oracle import properties, properties_comm
+from refpar.oracle import properties, properties_comm, properties_nn
+from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation import PROOF, Situation
 from refpar.oracle.situation_comm import CommSituation
@@ -30,6 +31,7 @@ ALONE = run(dp=1, rows=4)
 EQUAL = run(dp=2, rows=4)
 RING = CommSituation(Layout(tp=3))                                                      # uneven shards
 EVEN_RING = CommSituation(Layout(tp=3), shape=(6, 3), sizes=(2, 2, 2), other_sizes=(1, 1, 1))
+LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3)     # longer than eager messages
 LONE_RANK = CommSituation(Layout(), sizes=(5,), other_sizes=(4,))
 PAIR = CommSituation(Layout(tp=2), shape=(4, 4), sizes=(2, 2), other_sizes=(2, 2))
 
@@ -136,6 +138,20 @@ COMMUNICATION = (
     Fault("reused-buffer", "NVIDIA/Megatron-LM#4047",
           "what arrives is written where the last message is still being sent from: a race, which ranks as threads report for sure",
           "refpar.comm.ring:reduce_scatter", "scratch[step % 2]", "scratch[0]", RING, PAIR, "collective_means"),
+    Fault("send-before-receive", "pytorch/pytorch#172668",
+          "all neighbours send first, and receive when that is done: it works while messages are short enough to leave alone",
+          "refpar.comm.ring:reduce_scatter",
+          """        coming = axis.irecv(arriving, left)
+        going = axis.isend(travelling, right)
+        coming.wait()
+        going.wait()
+""", """        axis.send(travelling, right)
+        axis.recv(arriving, left)
+""", LONG_RING, EVEN_RING, "collective_means"),
+    Fault("local-shapes", "deepspeedai/DeepSpeed#6809",
+          "each rank takes its own counts for those of what the others will send (there the capacity of an expert)",
+          "refpar.comm.collectives:all_to_all", "shape[join] = size", "shape[join] = join_sizes[axis.index]", RING, EVEN_RING,
+          "collective_means"),
     Fault("rounded-at-each-hop", "NVIDIA/Megatron-LM#6199",
           "a ring of few bits rounds the sum on every rank that it passes, and is the worse the more there are",
           "refpar.comm.rounding:travels_as", "np.float64 if np.dtype(dtype) == np.float16 else dtype", "dtype",
@@ -145,7 +161,7 @@ COMMUNICATION = (
           "refpar.comm.wire:pieces", "range(0, max(nbytes, 1), limit)", "[0]", 2**31, 1000, "pieces_cover"),
 )
 
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION
+FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + STATE_SPACE
 
 
 def fault_named(name: str) -> Fault:
@@ -158,4 +174,5 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-    return getattr(properties, fault.property, None) or getattr(properties_comm, fault.property)
+    rooms = (properties, properties_comm, properties_nn)
+    return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

@@ -14,11 +14,12 @@ import numpy as np
 from refpar import watch
 from refpar.comm.mesh import Mesh
 from refpar.corpus import micro_batches
-from refpar.nn.build import build
+from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_and_gradients
 from refpar.nn.init import initial
 from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import leaves
+from refpar.oracle.freeze import frozen, frozen_seams
 from refpar.oracle.situation import Situation
 from refpar.train import State, rate_of, train_step
 
@@ -62,9 +63,10 @@ class Points(watch.Observer):
 
 
 def fresh(situation: Situation):
-    """The model's chain, and the state before the first step: rough weights, so that no fault hides behind a 1 or a 0."""
+    """The model's chain, and the state before the first step: rough weights, so that no fault hides behind a 1 or a 0; frozen,
+    so that who writes into what it was lent fails."""
     training = situation.training
-    chain = build(situation.model, seed=training.seed)
+    chain = frozen(build(situation.model, training.seed, frozen_seams(plain(situation.model, training.seed))))
     params = initial(situation.model, chain, training.seed, np.dtype(training.dtype), rough=True)
     return chain, State(params, *moments(params))
 

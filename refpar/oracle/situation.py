@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from refpar import corpus
-from refpar.config import PRESETS, Layout, Model, Training, describe_model
+from refpar.config import AXES, PRESETS, Layout, Model, Training, describe_model
 
+OPTIONS = ("steps", "rows", "sequence", "micro_batches", "optimizer", "rate", "clip", "seed", "dtype")    # of verify, and of Training
 PROOF = Training(steps=2, rows=8, sequence=64, warmup=0, rate=1e-2, clip=0.5, dtype="float64")
 
 
@@ -45,9 +46,11 @@ class Situation:
     def command(self) -> str:
         """The command line that repeats it."""
         words = ["python -m refpar verify", f"--model {describe_model(self.model)}", f"--mesh {self.layout}"]
-        for name in ("rows", "sequence", "micro_batches", "seed", "dtype", "optimizer", "clip"):
+        for name in OPTIONS:
             if getattr(self.training, name) != getattr(PROOF, name):
                 words.append(f"--{name.replace('_', '-')} {getattr(self.training, name)}")
+        if self.layout.order != AXES:
+            words.append(f"--order {','.join(self.layout.order)}")
         if self.last_rows:
             words.append(f"--last-rows {self.last_rows}")
         if self.documents:
@@ -60,7 +63,7 @@ class Situation:
         """n of the bound: the longest sum behind any value of the run, over tokens or over a dim of the model."""
         model, training = self.model, self.training
         return max(training.rows * training.sequence, model.width, model.ffn, model.vocab, model.heads * model.head_width,
-                   model.ssm_heads * model.ssm_head_width)
+                   model.ssm_heads * model.ssm_head_width, model.inner)
 
 
 @cache

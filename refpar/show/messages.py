@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar.comm import collectives, trees, volume
-from refpar.comm.choose import ALGORITHMS, Call, chosen, promised
+from refpar.comm.choose import ALGORITHMS, Task, chosen, promised
 from refpar.comm.mesh import Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Wire
@@ -125,17 +125,17 @@ CALLS: dict[str, Callable] = {
 }
 
 
-def call_of(name: str, size: int, group: list[int], how: How) -> Call:
+def task_of(name: str, size: int, group: list[int], how: How) -> Task:
     """What all ranks of a group know of the call."""
     sizes = shares(size, len(group))
     blocks = [sizes] * len(group) if name == "all_to_all" else sizes
-    return Call(blocks, np.dtype(np.float64), nodes(group, how.node), segment=SEGMENT)
+    return Task(blocks, np.dtype(np.float64), nodes(group, how.node), segment=SEGMENT)
 
 
 def formula(name: str, i: int, size: int, group: list[int], how: How) -> volume.Volume:
     """What rank i of a group sends by the formula of `comm/volume.py`, in bytes."""
     if name in ALGORITHMS:
-        return promised(name, how.algorithm, i, call_of(name, size, group, how))
+        return promised(name, how.algorithm, i, task_of(name, size, group, how))
     messages, elements, received, arriving = volume.FORMULAS[name](i, shares(size, len(group)))
     return volume.Volume(messages, elements * 8, received, arriving * 8)
 
@@ -151,7 +151,7 @@ def describe(layout: Layout, name: str, size: int, how: How = How()) -> dict:
         told = formula(name, group.index(rank), size, group, how)
         totals.append({"rank": rank, "messages": len(mine), "bytes": sum(sent.bytes for sent in mine),
                        "formula_messages": told.messages, "formula_bytes": told.elements})
-    algorithm = chosen(name, how.algorithm, call_of(name, size, lines[0], how)) if name in ALGORITHMS else None
+    algorithm = chosen(name, how.algorithm, task_of(name, size, lines[0], how)) if name in ALGORITHMS else None
     return {"collective": name, "algorithm": algorithm, "mesh": str(layout), "elements": size,
             "messages": [sent._asdict() for sent in sorted(tape.sent)], "totals": totals}
 

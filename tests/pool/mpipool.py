@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from pool.line import Line
-from refpar.comm.wire import require_received
+from refpar.comm.wire import require_settled
 
 RENEWALS = 200      # communicators are scarce: so many failed programs, then new workers
 ENVIRONMENT = {     # what Open MPI wants for more ranks than cores, and for root; no other MPI minds
@@ -70,7 +70,7 @@ class PoolWorld:
             self._renew()
             raise errors[0]
         try:
-            require_received([books for _, (_, books) in answers])
+            require_settled([account for _, (_, account) in answers])
         except Exception:
             self._renew()
             raise

@@ -41,18 +41,18 @@ def main(path):
 
 
 def answer(comm, board, unfinished, run, size, pickled):
-    """Run program number `run`: ("returned", (pickled result, books)), ("failed", error) or ("stopped", None)."""
+    """Run program number `run`: ("returned", (pickled result, account)), ("failed", error) or ("stopped", None)."""
     from refpar.comm.mpi import MpiWire
     from refpar.comm.wire import Aborted
-    board.begin(run, size)
     wire = MpiWire(comm, size, board)
+    board.begin(run, size, wire.calls)
     try:
         program, args = pickle.loads(pickled)
         result = Context().run(program, wire, *args)
         wire.close()
         pickled = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
         board.end()
-        return "returned", (pickled, wire.books)
+        return "returned", (pickled, wire.account())
     except BaseException as error:
         unfinished.extend(wire.open)
         if isinstance(error, Aborted) and not error.__cause__:
