@@ -30,7 +30,7 @@ from refpar.nn.keyed import key, normal
 from refpar.nn.loss import cross_entropy_backward, cross_entropy_forward
 from refpar.nn.ops import linear_backward, linear_forward, rmsnorm_backward, rmsnorm_forward
 from refpar.nn.product import settle
-from refpar.oracle.plant import Fault
+from refpar.oracle import faults
 from refpar.oracle.situation import Situation
 
 LLAMA = Model(blocks=1, width=8, heads=2, kv_heads=1, head_width=4, ffn=12)
@@ -46,17 +46,7 @@ BRANCHES = "attention", "mlp", "mamba2"     # the layers that write into the res
 STEP = 1e-6                                 # h: the error of a difference is of the order of h**2, and rounding's 1e-16/h
 ALLOWED = 1e-7                              # of the magnitudes of all that was added up
 
-FAULTS = (
-    Fault("no-document-mask", "huggingface/nanoVLM#204",
-          "packed documents restart their positions, and attention looks from one into the other, forward and backward alike",
-          "refpar.nn.attention:visible", "queries.document[:, :, None] == keys.document[:, None, :]",
-          "np.ones((len(queries.document), queries.document.shape[1], keys.document.shape[1]), bool)",
-          property="document_isolation"),
-    Fault("backward-of-one-group", "state-spaces/mamba#547",
-          "the norm's backward takes its statistic over the whole width, whatever the groups: gradients explode",
-          "refpar.nn.gated_norm:gated_norm_backward", 'normed *= along / saved["width"]',
-          'normed *= along.sum(2, keepdims=True) / (saved["width"] * groups)', property="gradient_is_derivative"),
-)
+FAULTS = tuple(map(faults.fault_named, ("no-document-mask", "backward-of-one-group")))
 
 
 # ------------------------------------------------------------------------------------------------------------- what is worked on

@@ -20,6 +20,7 @@ import numpy as np
 from refpar import lesson
 from refpar.comm.mesh import Axis
 from refpar.config import Layout, Model, share
+from refpar.nn import scans
 from refpar.nn.keyed import key, normal
 from refpar.oracle import equal
 from refpar.oracle.situation import Situation
@@ -28,6 +29,7 @@ PARAGRAPHS = [text.split() for text in Path(__file__).with_name("text.txt").read
 LENGTHS = np.array([len(word) for words in PARAGRAPHS for word in words], float)        # b: of each word its letters
 DECAYS = np.concatenate([[0.0] + [0.5] * (len(words) - 1) for words in PARAGRAPHS])     # a: 0 where a paragraph begins
 READ = np.ones(len(LENGTHS))                                                            # dh: each state is read, with weight 1
+FORMS = scans.FORMS | {"quotient": scans.quotient}                                      # the first is what all others should be
 STEP, ALLOWED = 1e-5, 1e-7                  # of the finite difference, and how far it may be away
 
 
@@ -47,24 +49,6 @@ def recurrence_backward(dh, a, h, before: float = 0.0, dafter: float = 0.0):
         da[t] = db[t] * (h[t - 1] if t else before)
         later = a[t] * db[t]
     return da, db, later
-
-
-def by_chunks(a, b, length: int = 16):
-    """A chunk of tokens at a time: within it a matrix of decays times b, and its start, decayed.  Only the start is handed on."""
-    h, before = np.empty_like(b), 0.0
-    for first in range(0, len(b), length):
-        a_c, b_c = a[first:first + length], b[first:first + length]
-        left = [[a_c[s + 1:t + 1].prod() if s <= t else 0.0 for s in range(len(b_c))] for t in range(len(b_c))]
-        h_c = np.array(left, a.dtype) @ b_c + np.cumprod(a_c) * before
-        h[first:first + length], before = h_c, h_c[len(h_c) - 1]
-    return h
-
-
-def by_division(a, b):
-    """The form that overflows.  With A[t] = a[0] ... a[t] it is A[t] (b[0]/A[0] + ... + b[t]/A[t]): right on paper."""
-    A = np.cumprod(a)
-    with np.errstate(all="ignore"):
-        return A * np.cumsum(b / A)
 
 
 def part_of(axis):
@@ -120,15 +104,13 @@ def judge(tokens: int, who: int):
     return said, measured, agree, all(map(np.array_equal, given, (dh, x[0], states)))
 
 
-def forms(k: int) -> list:
-    """With a decay of 2**-k: how many of 1024 tokens each form has finite, in float32 and float64; whether the first two agree."""
-    told = []
-    for dtype in (np.float32, np.float64):
-        a, b = np.full(1024, 2.0**-k, dtype), np.ones(1024, dtype)
-        found = [recurrence(a, b), by_chunks(a, b), by_division(a, b)]
-        finite = [int(np.argmin(np.append(np.isfinite(h), False))) for h in found]
-        told.append((finite, equal.distance(found[1], found[0], len(b)) <= 1))
-    return told
+def finite(k: int, dtype) -> list[int]:
+    """With a decay of 2**-k: how many of 1024 tokens are right, by each form, before the first that is not."""
+    a, b = np.full(1024, 2.0**-k, dtype), np.ones(1024, dtype)
+    truth = scans.sequential(a, b, 0)
+    limit = equal.bound(dtype, len(b), truth.max())
+    right = [np.abs(form(a, b, 0) - truth) <= limit for form in FORMS.values()]     # what is not a number is not right
+    return [int(np.argmin(np.append(tokens, False))) for tokens in right]
 
 
 def teach(page: lesson.Page):
@@ -161,15 +143,14 @@ def teach(page: lesson.Page):
 
 
 def other_forms(page: lesson.Page):
-    table = {k: forms(k) for k in (2, 4, 8)}
-    page.say("", "3. Other forms: in chunks, and by dividing by the product of the decays so far.  Finite, of 1024 tokens:",
-             f"  {'decay':<10}{'':<10}{'recurrence':>12}{'in chunks':>12}{'by division':>13}")
-    for k, pair in table.items():
-        for dtype, ((one, two, three), _) in zip(("float32", "float64"), pair):
-            page.say(f"  1/{2**k:<8}{dtype:<10}{one:>12}{two:>12}{three:>13}")
-    page.check(all(alike for pair in table.values() for _, alike in pair), "chunks and recurrence agree within rounding")
-    page.check(all(pair[i][0][2] == most // k for k, pair in table.items() for i, most in enumerate((127, 1023))),
-               "one can divide by the product of n decays of 2**-k while kn is at most 127 in float32, 1023 in float64")
+    table = {(k, dtype.__name__): finite(k, dtype) for k in (2, 4, 8) for dtype in (np.float32, np.float64)}
+    page.say("", "3. Other forms of the same.  How many of 1024 tokens are right before the first that is not, with steady decays:",
+             f"  {'decay':<8}{'':<10}" + "".join(f"{form:>12}" for form in FORMS))
+    for (k, dtype), right in table.items():
+        page.say(f"  1/{2**k:<6}{dtype:<10}" + "".join(f"{tokens:>12}" for tokens in right))
+    page.check(all(tokens == 1024 for right in table.values() for tokens in right[:-1]), "all but quotient are right to the end")
+    page.check(all(right[-1] == {"float32": 127, "float64": 1023}[dtype] // k for (k, dtype), right in table.items()),
+               "quotient divides by the product of n decays of 2**-k: while kn is at most 127 in float32, 1023 in float64")
 
 
 def recurrence_backward_is_the_derivative(world, situation):

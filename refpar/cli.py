@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -22,7 +21,6 @@ from typing import Any, Callable, NamedTuple
 from refpar.config import PRESETS, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
-INTERRUPTED = 130       # as a shell says it of Ctrl-C
 
 
 def whole(least: int) -> Callable:
@@ -135,8 +133,12 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",
+<<<<<<< HEAD
         {"what": "collectives, beside the MPI library's own; crossover, of a ring and a tree; step (of training) or scan (Mamba's), "
                  "beside PyTorch and Hugging Face"},
+=======
+        {"what": "collectives, beside the MPI library's own; step (of training) or scan, beside PyTorch and Hugging Face"},
+>>>>>>> main
         ("cases", "rounds"),
         ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",
          "python -m refpar bench step --cases llama-128,mamba2-256",
@@ -223,21 +225,9 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status."""
-    from refpar.comm import launch
+    from refpar.comm.launch import launched
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    try:
-        world = launch.launch()
-    except launch.LaunchError as error:
-        launch.refuse(error)
-    if world.kind == "processes":
-        world.leave(command_of(world, *words))
-    try:
-        return command_of(world, *words)
-    except BrokenPipeError:                 # who reads, `| head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return refuse(words[0], "interrupted", world.main, INTERRUPTED)
+    return launched(lambda world: command_of(world, *words))
 
 
 def command_of(world, name: str, *words: str) -> int:
@@ -270,8 +260,8 @@ def tell(world, text: str) -> int:
     return 0
 
 
-def refuse(name: str, sentence: str, printing: bool, status: int = REFUSED) -> int:
+def refuse(name: str, sentence: str, printing: bool) -> int:
     """One sentence on stderr, and the exit status."""
     if printing:
         sys.stderr.write(f"refpar{' ' if name else ''}{name}: {sentence}\n")
-    return status
+    return REFUSED

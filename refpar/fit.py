@@ -117,7 +117,7 @@ def replica_apart(state: State, mesh) -> int | None:
 
 
 def held_out_loss(mesh, plan: Plan, params: dict) -> float:
-    """Mean cross-entropy over the held-out text, nats per byte: each dp rank takes its share of windows; (sum, count) are added up."""
+    """Mean cross-entropy over the held-out text, nats per byte: each dp rank takes its share of windows; (sum, count) add up."""
     chain = build(replace(plan.model, dropout=0.0, smoothing=0.0, z_loss=0.0))
     dp, sequence = mesh.axis("dp"), plan.training.sequence
     mine = share(corpus.held_out_rows(plan.text, sequence), dp.size, dp.index)

@@ -26,7 +26,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm.launch import LaunchError, launch, refuse
+from refpar.comm.launch import launched, refuse
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle.plant import Fault, PlantedWorld
 
@@ -272,15 +272,16 @@ def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
 
 def main(teach: Callable, mine: Callable | None = None, faults: tuple = ()):
     """Run a lesson as a program, and exit.  mine: our function that a reader may replace.  faults: those that can be planted."""
-    try:
-        world = launch()
-    except LaunchError as error:
-        refuse(error)
+    sys.exit(launched(lambda world: _lesson(world, teach, mine, faults)))
+
+
+def _lesson(world, teach: Callable, mine: Callable | None, faults: tuple) -> int:
+    """Help, a refusal of one process which is a refusal of all, or the lesson; the exit status."""
     parser = _parser(teach.__globals__["__doc__"], mine, faults)
     if {"-h", "--help"} & set(sys.argv[1:]):
         if world.main:
             print(parser.format_help().rstrip())
-        world.leave(0)
+        return 0
     page, refusal = None, None
     try:
         page = _page(world, parser.parse_args(), teach, mine, faults)
@@ -289,7 +290,7 @@ def main(teach: Callable, mine: Callable | None = None, faults: tuple = ()):
     refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence]
     if refusals:
         refuse(refusals[0], world)
-    world.leave(_taught(page, teach))
+    return _taught(page, teach)
 
 
 def _say(wire, refusal: str | None) -> str | None:

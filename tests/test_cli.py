@@ -1,10 +1,14 @@
 """The command line: what it accepts, what it refuses, and how: one sentence, exit status 2, nothing written."""
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
-from started import ended, require_mpi, start
+from started import ROOT, ended, require_mpi, start
 
 from refpar import cli
 from refpar.config import PRESETS, Layout, Training, parse_model
@@ -182,3 +186,29 @@ def test_micro_batch_size_sets_what_is_left_open():
     assert training("--micro-batch-size 3").rows == 6
     assert training("--micro-batch-size 2 --rows 12").micro_batches == 3
     assert training("--rows 12").micro_batches == 1
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_ctrl_c_is_one_line(folder, ranks):
+    if ranks:
+        require_mpi()
+    process = start(folder, "train", "--model", TINY, "--text", "good.txt", "--sequence", "8", "--rows", "2", "--mesh", "dp=2",
+                    "--steps", "1000000", "--save-every", "2", "--out", "run", ranks=ranks)
+    while not list(folder.glob("run/step-*.npz")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process, 20)
+    assert status != 0 and err.splitlines().count("interrupted") == 1 and "Traceback" not in err
+    assert ranks or status == 130
+
+
+@pytest.mark.parametrize("words", [["--help"], ["show", "mesh"], ["verify", "--list-faults"]])
+def test_a_closed_pipe_is_silence(folder, words):
+    """What `| head -0` does: nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, "-m", "refpar", *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+                         env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (1, "")

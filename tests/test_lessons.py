@@ -214,3 +214,18 @@ def test_recorded_runs():
     ("x 1.20e-05", "x 1.21e-05", True), ("x 1.20e-05", "x 1.22e-05", False), ("ok", "WRONG", False), ("x -0.10", "x 0.10", False)])
 def test_runs_agree_in_words_and_within_the_printed_digits(old, new, same):
     assert record.agree(old, new) is same
+
+
+def test_a_closed_pipe_is_silence():
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, LESSONS["01"], "--show"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+                         env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_ctrl_c_is_one_line(monkeypatch, lesson):
+    monkeypatch.setattr("refpar.lesson.Page.run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    status, _, err = lesson("00")
+    assert (status, err) == (130, "interrupted\n")

@@ -1,23 +1,20 @@
-"""How a command gets its world: processes where mpiexec started it, threads otherwise.
+"""How a command gets its world, processes where mpiexec started it, threads otherwise; and how it ends.
 
 mpiexec says what it started in environment variables, before MPI is touched.  So threads need no MPI library, and whatever is
 wrong with one is said in a sentence, not by four ranks that each believe to be rank 0 of 1.
 
-A command begins like this; what it then finds wrong on every rank alike it may refuse in the same way:
-
-    try:
-        world = launch()
-    except LaunchError as error:
-        refuse(error)
+A command is a function of the world, and `launched` runs it to its end: an exit status, a sentence where one is due, and no traceback
+where the world outside is the reason.  What is wrong on every rank alike it may `refuse`.
 """
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from refpar.comm.threads import ThreadWorld
+from refpar.comm.wire import INTERRUPTED, Failed
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")                # MPICH, Intel MPI, Slurm's pmi2; Open MPI
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
@@ -26,6 +23,40 @@ SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")            # where srun speaks 
 
 class LaunchError(ValueError):
     """The world cannot be started; the text says why, and what to type instead."""
+
+
+def launched(program: Callable) -> int:
+    """program(world) -> exit status, in the world that this process belongs to; the exit status for the shell.
+
+    Ctrl-C is one line and 130.  A reader of our output who has seen enough (`| head`) is silence.  A disk that is full is a sentence.
+    Processes end each other instead: see `comm/mpi.py`.
+    """
+    try:
+        world = launch()
+    except LaunchError as error:
+        refuse(error)
+    if world.kind == "processes":
+        world.leave(program(world))
+    try:
+        status = program(world)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except (Failed, OSError) as error:
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"FAILED: {error}\n")
+        silence()
+        return 1
+
+
+def silence():
+    """What is still to be printed goes nowhere: whoever reads it has gone, or it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def launch():

@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from refpar.comm.board import TICK, NoBoard, hang_up
 from refpar.comm.report import WIRES, Wait, errand_text, site, wait_of
-from refpar.comm.wire import LIMIT, Aborted, Wire, bytes_of, gather_objects, pieces, require_settled, share_object
+from refpar.comm.wire import INTERRUPTED, LIMIT, Aborted, Failed, Wire, bytes_of, gather_objects, pieces, require_settled, share_object
 
 NAP = 20e-6             # seconds between two tests of a wait
 DRAIN = 0.25            # seconds for mpiexec to pass on what a failed rank printed: it drops what it has not read when it aborts
@@ -174,6 +174,8 @@ def ending_all():
 def end_all(error: BaseException):
     """Print why, in one write so that ranks do not mix, and end every process of the job with exit status 1."""
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    if isinstance(error, KeyboardInterrupt | Failed):
+        end_in_a_line(error, rank)
     if isinstance(error, Aborted) and error.__cause__:
         error = error.__cause__         # a deadlock
     if isinstance(error, SystemExit):
@@ -182,8 +184,21 @@ def end_all(error: BaseException):
     while trace is not None and trace.tb_frame.f_code.co_filename in WIRES:
         trace = trace.tb_next           # begin where the program begins
     text = "".join(traceback.format_exception(error.with_traceback(trace or error.__traceback__)))
+    abort(f"--- rank {rank} of {size} failed; ending all ranks\n{text}", 1)
+
+
+def end_in_a_line(error: KeyboardInterrupt | Failed, rank: int):
+    """What needs no traceback: Ctrl-C, which comes to all ranks at once, so that all but rank 0 leave it the word; and a sentence."""
+    if isinstance(error, Failed):
+        abort(f"FAILED: {error}\n", 1)
+    time.sleep(2 * DRAIN if rank > 0 else 0)
+    abort("interrupted\n", INTERRUPTED)
+
+
+def abort(text: str, status: int):
+    """Print, let it arrive, and end every process of the job."""
     sys.stdout.flush()
-    sys.stderr.write(f"--- rank {rank} of {size} failed; ending all ranks\n{text}")
+    sys.stderr.write(text)
     sys.stderr.flush()
     time.sleep(DRAIN)
-    MPI.COMM_WORLD.Abort(1)
+    MPI.COMM_WORLD.Abort(status)

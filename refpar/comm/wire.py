@@ -20,6 +20,7 @@ from refpar.comm.calls import Call, Calls, Mismatch, disagreement
 from refpar.comm.report import leftovers, other_dtypes, site_of_call
 
 LIMIT = 2**31 - 1       # bytes: MPI counts in C ints
+INTERRUPTED = 130       # exit status of Ctrl-C, as shells say it
 TAGS = 2**15            # MPI promises tags up to 32767
 
 
@@ -33,6 +34,10 @@ class Leftover(RuntimeError):
 
 class Aborted(BaseException):
     """Wakes a rank because another one failed.  Not an Exception, so that `except Exception` does not swallow it."""
+
+
+class Failed(RuntimeError):
+    """The world outside ended a run, such as a disk that is full: the text is the whole story, and needs no traceback."""
 
 
 class Account(NamedTuple):

@@ -182,7 +182,7 @@ _MAMBA = Family(
              "inner": lambda ours, theirs: theirs.get("expand", 2) * ours["width"]},
     computed={"expand": lambda model: model.inner / model.width, "intermediate_size": lambda model: model.inner},
     only={"hidden_act": "silu", "use_bias": False},
-    ours=_SCAN | dict(dt_least=0.0, dt_most=math.inf))
+    ours=_SCAN | dict(dt_least=0.0, dt_most=0.0))
 
 _MAMBA2 = Family(
     pattern=("mamba2",), prefix="backbone.",
@@ -207,7 +207,7 @@ _MAMBA2 = Family(
             "conv_bias": "use_conv_bias", "chunk": "chunk_size", "dt_least": "time_step_least", "dt_most": "time_step_most",
             "norm_eps": "layer_norm_epsilon", "tied": "tie_word_embeddings"},
     derived={"conv": always(4), "conv_bias": always(True), "chunk": always(256), "dt_least": always(0.0),
-             "dt_most": always(math.inf), "norm_eps": always(1e-5), "tied": always(False)},
+             "dt_most": always(0.0), "norm_eps": always(1e-5), "tied": always(False)},
     computed={"expand": lambda model: model.ssm_heads * model.ssm_head_width / model.width},
     only={"hidden_act": "silu", "use_bias": False},
     ours=_SCAN | dict(skip_by="head", norm_first=False, norm_group=0))

@@ -13,7 +13,7 @@ from refpar.imports.families import FAMILIES, Family
 
 ROTARY = ("rope_theta", "rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 LIMITS = ("time_step_least", "time_step_most")
-INFINITE = ({"__float__": "Infinity"}, "inf", "Infinity")           # as JSON, which has no infinity, may have it written
+INFINITY = {"__float__": "Infinity"}                # JSON has none; ours is written 0
 
 
 def model_of(fields: dict[str, Any]) -> Model:
@@ -77,12 +77,14 @@ def _flat(fields: dict[str, Any]) -> dict[str, Any]:
     rotary = (fields.get("rope_scaling") or {}) | (fields.get("rope_parameters") or {})
     if "type" in rotary:                                            # the oldest name
         rotary = {"rope_type": rotary["type"]} | rotary
-    limits = [math.inf if limit in INFINITE else limit for limit in fields.get("time_step_limit") or ()]
+    limits = [0.0 if limit in (INFINITY, math.inf) else limit for limit in fields.get("time_step_limit") or ()]
     return fields | rotary | dict(zip(LIMITS, limits))
 
 
 def _grouped(fields: dict[str, Any]) -> dict[str, Any]:
     """The inverse, as newer files have it."""
+    if fields.get(LIMITS[1]) == 0:
+        fields = fields | {LIMITS[1]: math.inf}
     parts = {"rope_parameters": {name: fields.pop(name) for name in ROTARY if name in fields},
              "time_step_limit": [fields.pop(name) for name in LIMITS if name in fields]}
     return fields | {name: part for name, part in parts.items() if part}

@@ -161,7 +161,16 @@ COMMUNICATION = (
           "refpar.comm.wire:pieces", "range(0, max(nbytes, 1), limit)", "[0]", 2**31, 1000, "pieces_cover"),
 )
 
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + STATE_SPACE
+# Who sees whom.
+MASKS = (
+    Fault("no-document-mask", "huggingface/nanoVLM#204",
+          "packed documents restart their positions, and attention still looks from one into the other, forward and backward alike",
+          "refpar.nn.attention:visible", "queries.document[:, :, None] == keys.document[:, None, :]",
+          "0 * queries.document[:, :, None] == 0 * keys.document[:, None, :]",
+          run(dp=1, rows=2, documents=(5, 16)), run(dp=1, rows=2), "document_isolation"),
+)
+
+FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE
 
 
 def fault_named(name: str) -> Fault:

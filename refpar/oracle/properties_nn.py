@@ -224,7 +224,7 @@ def _fast_equals_naive(wire, situation):
     scans = {"mamba1": mamba1.recurrence(), "mamba2": mamba2.recurrence()}
 
     def fill(name, kind):
-        core = attention.naive_core(attention_dropout(model.dropout, seed, name))
+        core = attention.naive_core(attention_dropout(model.dropout, seed, name), model.reach)
         return plain(model, seed)(name, kind)._replace(core=core, scan=scans.get(kind))
     case, naive = case_of(situation), case_of(situation, fill)
     before = case.before()
