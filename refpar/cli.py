@@ -133,12 +133,8 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",
-<<<<<<< HEAD
         {"what": "collectives, beside the MPI library's own; crossover, of a ring and a tree; step (of training) or scan (Mamba's), "
                  "beside PyTorch and Hugging Face"},
-=======
-        {"what": "collectives, beside the MPI library's own; step (of training) or scan, beside PyTorch and Hugging Face"},
->>>>>>> main
         ("cases", "rounds"),
         ("mpiexec -n 2 python -m mpi4py -m refpar bench collectives",
          "python -m refpar bench step --cases llama-128,mamba2-256",
