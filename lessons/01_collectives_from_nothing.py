@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from refpar import lesson
-from refpar.comm import collectives, ring, trees, volume
+from refpar.comm import collectives, ring, trees
 from refpar.comm.mesh import Axis
 from refpar.comm.shards import slices
 from refpar.config import Layout, share, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
 
 WORDS = Path(__file__).with_name("text.txt").read_text().split()
 LENGTHS = 10                                # words of 1, 2, ... 9 letters, and of 10 or more

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from network import seconds
 
-from refpar.comm import alpha_beta, collectives
-from refpar.comm.alpha_beta import Cost, best_segments, cost, crossover
+from refpar.comm import collectives
 from refpar.comm.choose import ALGORITHMS
 from refpar.comm.mesh import Axis, Mesh
 from refpar.config import Layout
+from refpar.plan import alpha_beta, promise
+from refpar.plan.alpha_beta import Cost, best_segments, cost, crossover
 
 ALPHA, BETA = 1.0, 2.0**-10
 TIMED = [(operation, name) for operation, known in ALGORITHMS.items() if operation != "exchange"
@@ -74,6 +75,11 @@ def test_the_best_segments():
     k = best_segments(n, steps, ALPHA, BETA)
     times = {factor: (steps + factor * k) * (ALPHA + n / (factor * k) * BETA) for factor in (0.8, 1, 1.25)}
     assert times[1] < min(times[0.8], times[1.25])
+
+
+def test_every_algorithm_has_its_formulas():
+    assert {operation: set(known) for operation, known in ALGORITHMS.items()} == {
+        operation: set(known) for operation, known in promise.FORMULAS.items()}
 
 
 def test_a_cost_is_a_sum_of_three_terms():

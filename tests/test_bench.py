@@ -5,8 +5,8 @@ import pytest
 
 from refpar.bench.collectives import OPERATIONS, algorithms, choice, measure
 from refpar.bench.crossover import SIZES, crossing, fitted
-from refpar.comm.alpha_beta import cost, crossover
 from refpar.comm.threads import ThreadWorld
+from refpar.plan.alpha_beta import cost, crossover
 
 
 def test_alpha_and_beta_are_found_again():

@@ -7,13 +7,14 @@ from drawn import check
 from strategies_comm import EXAMPLES, MOST, THIRDS, drawn_once, situations
 
 from refpar import watch
-from refpar.comm import collectives, trees, volume
+from refpar.comm import collectives, trees
 from refpar.comm.mesh import Axis, Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.cases_comm import CASES
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
 
 
 def test_means(world):

@@ -1,7 +1,7 @@
 """bench crossover: from which size on a ring is faster than a tree, measured, beside the formula.
 
 alpha and beta are fitted in the same run, to the times in which each rank sends arrays of many sizes to the next and adds what
-comes from the one before, as in every step of these algorithms.  The model (`refpar/comm/alpha_beta.py`) then says what each
+comes from the one before, as in every step of these algorithms.  The model (`refpar/plan/alpha_beta.py`) then says what each
 algorithm should take, and where their lines cross.
 """
 from __future__ import annotations
@@ -11,9 +11,9 @@ from math import exp, log
 import numpy as np
 
 from refpar.bench.collectives import clocked
-from refpar.comm.alpha_beta import cost, crossover
 from refpar.comm.collectives import all_reduce
 from refpar.comm.mesh import Axis
+from refpar.plan.alpha_beta import cost, crossover
 
 SIZES = [1 << power for power in range(8, 23)]      # bytes of the array
 ROUNDS = 25         # the best counts: the model knows of no other jobs on the machine

@@ -14,7 +14,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar.comm import bruck, direct, doubling, hierarchical, pipelined, ring, scattered, trees
-from refpar.comm.pipelined import SEGMENT, chain, two_trees
+from refpar.comm.pipelined import chain, two_trees
 from refpar.config import shares
 
 SMALL = 1 << 16         # bytes: below, the number of messages counts, above, their length
@@ -26,7 +26,7 @@ class Task(NamedTuple):
     dtype: np.dtype
     nodes: list[list[int]]
     root: int = 0
-    segment: int = SEGMENT      # bytes
+    segment: int | None = None  # bytes; None: as it is best
     op: Callable = np.add
 
     @property

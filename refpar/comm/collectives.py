@@ -2,14 +2,14 @@
 
 Notation, here and in the algorithms: p ranks on the axis, T elements of the whole array, n its bytes; a message takes alpha + beta
 * bytes, an addition gamma a byte.  Every message of the formulas is sent, an empty one too, so that uneven and empty shards need no
-case of their own.  Formulas for one rank, exact for uneven sizes, stand in `refpar/comm/volume.py`.
+case of their own.  Formulas for one rank, exact for uneven sizes, stand in `refpar/plan/volume.py`.
 
 Arguments are never written, and what is returned may be the argument or a view of it: nobody writes to either.  The order of
 summation depends on the algorithm, p and the sizes alone, so a run repeats itself bitwise, and all ranks get the same bits.
 
     algorithm    its name in the table; None: the table chooses, by bytes, ranks, nodes and dtype
     op           a numpy ufunc that is associative and commutative: np.add, np.maximum, np.minimum, ...; "sum" below means this
-    segment      bytes of a message of those algorithms that send long arrays bit by bit
+    segment      bytes of a message of those algorithms that send long arrays bit by bit; None: as it is best
 """
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm import choose
-from refpar.comm.choose import SEGMENT, Task
+from refpar.comm.choose import Task
 from refpar.comm.shards import checked, from_front, part_of, row_of, slices, to_front
 
 
 @watch.collective
-def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int = SEGMENT):
+def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int | None = None):
     """The sum of every rank's x, on all ranks: Partial -> Replicate or Invariant.  x of one shape on all ranks."""
     x = np.asarray(x, order="C")
     task = choose.task_of(x, axis, op=op, segment=segment)
@@ -61,7 +61,7 @@ def all_gather(x, axis, dim: int, sizes, algorithm: str | None = None):
 
 
 @watch.collective
-def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int = SEGMENT):
+def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int | None = None):
     """The root's x, on all ranks.  Elsewhere x says only the shape and dtype (`trees.like` makes one)."""
     _check_root("broadcast", root, axis)
     x = np.asarray(x, order="C") if axis.index == root else x
@@ -70,7 +70,7 @@ def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int
 
 
 @watch.collective
-def reduce(x, axis, root: int = 0, op=np.add, algorithm: str | None = None, segment: int = SEGMENT):
+def reduce(x, axis, root: int = 0, op=np.add, algorithm: str | None = None, segment: int | None = None):
     """The sum of every rank's x, on the root; None elsewhere.  x of one shape on all ranks."""
     _check_root("reduce", root, axis)
     x = np.asarray(x, order="C")

@@ -67,7 +67,7 @@ def segments(count: int, trees: int, length: int) -> list[tuple[int, slice]]:
     return [piece for piece in chained(*zip_longest(*cut)) if piece is not None]
 
 
-def broadcast(x, axis, root: int, trees: list[list], segment: int):
+def broadcast(x, axis, root: int, trees: list[list], segment: int | None):
     """The root's x, on all ranks.  Elsewhere x says only the shape and dtype.  segment: bytes.
 
     k segments, each in a message to every child.  Time of a chain (p-2+k)(alpha + n/k beta), of two trees
@@ -80,7 +80,7 @@ def broadcast(x, axis, root: int, trees: list[list], segment: int):
 
 
 @rounded_once
-def reduce(x, axis, root: int, trees: list[list], segment: int, op=np.add):
+def reduce(x, axis, root: int, trees: list[list], segment: int | None, op=np.add):
     """The sum of every rank's x, on the root; None elsewhere.  The way of broadcast, upwards, with an addition for each message."""
     total = np.array(x, order="C")
     _up(total.reshape(total.size), axis, root, trees, segment, op)
@@ -88,7 +88,7 @@ def reduce(x, axis, root: int, trees: list[list], segment: int, op=np.add):
 
 
 @rounded_once
-def all_reduce(x, axis, trees: list[list], segment: int, op=np.add):
+def all_reduce(x, axis, trees: list[list], segment: int | None, op=np.add):
     """Up to rank 0, and down again, by the same trees."""
     total = np.array(x, order="C")
     _up(total.reshape(total.size), axis, 0, trees, segment, op)
@@ -135,6 +135,6 @@ def children(parents: list, place: int) -> list[int]:
     return [child for child, parent in enumerate(parents) if parent == place]
 
 
-def elements(segment: int, dtype) -> int:
-    """Elements of a segment: at least one."""
-    return max(segment // np.dtype(dtype).itemsize, 1)
+def elements(segment: int | None, dtype) -> int:
+    """Elements of a segment of so many bytes, None: SEGMENT; at least one."""
+    return max((segment or SEGMENT) // np.dtype(dtype).itemsize, 1)

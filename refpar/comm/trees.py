@@ -11,7 +11,7 @@ with one more bit below it:
                |- 6 - 7
 
 A tree takes ceil(log2 p) rounds where a ring takes p-1, and moves more: right for small values and few calls.  Notation and laws
-as in `refpar/comm/collectives.py`; formulas for one rank in `refpar/comm/volume.py`.
+as in `refpar/comm/collectives.py`; formulas for one rank in `refpar/plan/volume.py`.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), sections 4.1 and 4.6.
 """

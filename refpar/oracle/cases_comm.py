@@ -10,10 +10,11 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm import choose, collectives, pairs, ring, trees, volume
+from refpar.comm import choose, collectives, pairs, ring, trees
 from refpar.comm.mesh import nodes
 from refpar.config import shares
 from refpar.oracle.situation_comm import CommSituation as S
+from refpar.plan import promise, volume
 
 
 class Case(NamedTuple):
@@ -90,17 +91,16 @@ def _block_sizes(s: S):
 def _promised(operation: str, name: str | None, sizes: Callable) -> Callable:
     """The volume of an algorithm of the table, for parts of `sizes(s)` elements."""
     def promised(i: int, s: S, ranks):
-        task = choose.Task(sizes(s), np.dtype(s.dtype), nodes(ranks, s.node), s.root, s.segment)
-        return choose.promised(operation, name, i, task)
+        root = s.root if operation in ("broadcast", "reduce") else 0
+        task = choose.Task(sizes(s), np.dtype(s.dtype), nodes(ranks, s.node), root, s.segment)
+        return promise.promised(operation, name, i, task)
     return promised
 
 
 def _formula(elements: Callable) -> Callable:
     """elements(i, s) -> Volume, in bytes."""
     def promised(i: int, s: S, ranks):
-        messages, sent, received, arriving = elements(i, s)
-        size = np.dtype(s.dtype).itemsize
-        return volume.Volume(messages, sent * size, received, arriving * size)
+        return elements(i, s).times(np.dtype(s.dtype).itemsize)
     return promised
 
 

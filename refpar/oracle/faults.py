@@ -31,7 +31,8 @@ ALONE = run(dp=1, rows=4)
 EQUAL = run(dp=2, rows=4)
 RING = CommSituation(Layout(tp=3))                                                      # uneven shards
 EVEN_RING = CommSituation(Layout(tp=3), shape=(6, 3), sizes=(2, 2, 2), other_sizes=(1, 1, 1))
-LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3)     # longer than eager messages
+LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3,     # longer than eager messages
+                          cases=("all_reduce ring", "reduce_scatter ring"))
 LONE_RANK = CommSituation(Layout(), sizes=(5,), other_sizes=(4,))
 PAIR = CommSituation(Layout(tp=2), shape=(4, 4), sizes=(2, 2), other_sizes=(2, 2))
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm.choose import all_reduce_sends
 from refpar.corpus import micro_batches
 from refpar.oracle.bound import distance_within, step_bounds
 from refpar.oracle.equal import bound, distance, leaves
@@ -20,6 +19,7 @@ from refpar.oracle.run import Run, Step, fresh, run_sharded, whole_step
 from refpar.oracle.situation import Situation
 from refpar.parallel.data import buckets
 from refpar.parallel.placement import held_share
+from refpar.plan.promise import all_reduce_sends
 from refpar.train import rate_of
 
 

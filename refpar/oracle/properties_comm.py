@@ -11,15 +11,16 @@ from itertools import combinations
 import numpy as np
 
 from refpar import watch
-from refpar.comm import collectives, volume
+from refpar.comm import collectives
 from refpar.comm.mesh import Mesh, coordinates, groups, rank_at
 from refpar.comm.pairs import Pair, keep
 from refpar.comm.placement import dual, inner, whole
-from refpar.comm.rounding import travels_as
 from refpar.comm.wire import pieces
 from refpar.config import AXES, Layout, shares
 from refpar.oracle.cases_comm import COMPOSITIONS, PAIRS, cases_of, ledger_volume, optimal, sums_of
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
+from refpar.plan.promise import travels
 
 
 def require(holds, sentence: str):
@@ -148,8 +149,9 @@ def collective_counts(world, situation: CommSituation):
 
 def _require_least(name: str, operation: str, counted: list, situation):
     """Where an algorithm sends as little as can be sent, all its ranks together do."""
-    if optimal(operation, name.removeprefix(operation).strip(), situation.size):
-        dtype = np.dtype(situation.dtype) if operation == "all_gather" or "direct" in name else travels_as(situation.dtype)
+    algorithm = name.removeprefix(operation).strip()
+    if optimal(operation, algorithm, situation.size):
+        dtype = travels(operation, algorithm, situation.dtype)
         parts = [math.prod(situation.shard_shape(situation.dim, index)) for index in range(situation.size)]
         total, least = sum(one.elements for one in counted), volume.lower_bound(operation, parts) * dtype.itemsize
         require(total == least, f"{name}: all ranks together send {total} bytes, and the lower bound is {least}, in {situation}")

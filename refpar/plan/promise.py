@@ -24,11 +24,9 @@ def travels(operation: str, name: str, dtype) -> np.dtype:
     return travels_as(dtype) if operation in SUMS and name != "direct" else np.dtype(dtype)
 
 
-def _piped(formula: Callable, trees: Callable, *root) -> Callable:
-    """The formula of a pipeline; `root` says that it has one."""
+def _piped(formula: Callable, trees: Callable, travels: Callable) -> Callable:
     def of(i: int, task: Task) -> Volume:
-        size = elements(task.segment, travels_as(task.dtype) if formula is not volume.broadcast_pipelined else task.dtype)
-        return formula(i, task.sizes, *(task.root for _ in root), trees(task.p), size)
+        return formula(i, task.sizes, task.root, trees(task.p), elements(task.segment, travels(task.dtype)))
     return of
 
 
@@ -44,8 +42,8 @@ FORMULAS: dict[str, dict[str, Callable[[int, Task], Volume]]] = {
     "all_reduce": {
         "direct": _plain(volume.all_reduce_direct), "doubling": _plain(volume.all_reduce_doubling),
         "rabenseifner": _plain(volume.all_reduce_rabenseifner), "ring": _plain(volume.all_reduce),
-        "tree": _plain(volume.all_reduce_tree), "chain": _piped(volume.all_reduce_pipelined, chain),
-        "double-tree": _piped(volume.all_reduce_pipelined, two_trees),
+        "tree": _plain(volume.all_reduce_tree), "chain": _piped(volume.all_reduce_pipelined, chain, travels_as),
+        "double-tree": _piped(volume.all_reduce_pipelined, two_trees, travels_as),
         "hierarchical": lambda i, task: volume.all_reduce_hierarchical(i, task.sizes, task.nodes)},
     "reduce_scatter": {"direct": _plain(volume.reduce_scatter_direct), "halving": _plain(volume.reduce_scatter_halving),
                        "ring": _plain(volume.reduce_scatter)},
@@ -54,11 +52,11 @@ FORMULAS: dict[str, dict[str, Callable[[int, Task], Volume]]] = {
     "all_to_all": {"direct": _plain(volume.exchange), "pairwise": _plain(volume.exchange), "bruck": _plain(volume.exchange_bruck)},
     "exchange": {"direct": _plain(volume.exchange), "pairwise": _plain(volume.exchange)},
     "broadcast": {"scattered": _rooted(volume.broadcast_scattered), "tree": _rooted(volume.broadcast),
-                  "chain": _piped(volume.broadcast_pipelined, chain, "root"),
-                  "double-tree": _piped(volume.broadcast_pipelined, two_trees, "root")},
+                  "chain": _piped(volume.broadcast_pipelined, chain, np.dtype),
+                  "double-tree": _piped(volume.broadcast_pipelined, two_trees, np.dtype)},
     "reduce": {"rabenseifner": _rooted(volume.reduce_rabenseifner), "tree": _rooted(volume.reduce),
-               "chain": _piped(volume.reduce_pipelined, chain, "root"),
-               "double-tree": _piped(volume.reduce_pipelined, two_trees, "root")},
+               "chain": _piped(volume.reduce_pipelined, chain, travels_as),
+               "double-tree": _piped(volume.reduce_pipelined, two_trees, travels_as)},
 }
 
 

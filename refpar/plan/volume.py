@@ -1,6 +1,6 @@
 """What each collective sends: formulas for one rank, exact for any sizes, beside the survey's table 2.
 
-First the rings, trees and direct messages of FORMULAS, then every other algorithm (`refpar/comm/choose.py` has the table).  `sizes`
+First the rings, trees and direct messages of FORMULAS, then every other algorithm (`refpar/plan/promise.py` has the table).  `sizes`
 holds the elements of every rank's part of an array of T = sum(sizes) elements; p is their number, and `i` the rank, by index on
 the axis.  Every formula answers with a Volume: messages and elements that rank i sends, and that it receives.  Bytes are elements
 times the itemsize (of float64 where sums of float16 travel, `refpar/comm/rounding.py`).  A test holds these against the ledger of
@@ -28,6 +28,10 @@ class Volume(NamedTuple):
 
     def __add__(self, other: Volume) -> Volume:
         return Volume(*(a + b for a, b in zip(self, other)))
+
+    def times(self, itemsize: int) -> Volume:
+        """The same, with bytes for elements."""
+        return Volume(self.messages, self.elements * itemsize, self.messages_received, self.elements_received * itemsize)
 
 
 NOTHING = Volume(0, 0, 0, 0)
@@ -235,9 +239,9 @@ def reduce_pipelined(i: int, sizes, root: int, trees, segment: int) -> Volume:
     return _reversed(broadcast_pipelined(i, sizes, root, trees, segment))
 
 
-def all_reduce_pipelined(i: int, sizes, trees, segment: int) -> Volume:
+def all_reduce_pipelined(i: int, sizes, root: int, trees, segment: int) -> Volume:
     """Up and down."""
-    return reduce_pipelined(i, sizes, 0, trees, segment) + broadcast_pipelined(i, sizes, 0, trees, segment)
+    return reduce_pipelined(i, sizes, root, trees, segment) + broadcast_pipelined(i, sizes, root, trees, segment)
 
 
 def all_reduce_tree(i: int, sizes) -> Volume:

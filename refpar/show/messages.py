@@ -12,12 +12,14 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar.comm import collectives, trees, volume
-from refpar.comm.choose import ALGORITHMS, Task, chosen, promised
+from refpar.comm import collectives, trees
+from refpar.comm.choose import ALGORITHMS, Task, chosen
 from refpar.comm.mesh import Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Wire
 from refpar.config import Layout, shares
+from refpar.plan import volume
+from refpar.plan.promise import promised
 
 MOST = 16           # ranks: their messages fit on a screen
 LARGEST = 2**20     # elements: (j+1) M p stays below 2**53, and so exact
@@ -133,11 +135,10 @@ def task_of(name: str, size: int, group: list[int], how: How) -> Task:
 
 
 def formula(name: str, i: int, size: int, group: list[int], how: How) -> volume.Volume:
-    """What rank i of a group sends by the formula of `comm/volume.py`, in bytes."""
+    """What rank i of a group sends by the formula of `plan/volume.py`, in bytes."""
     if name in ALGORITHMS:
         return promised(name, how.algorithm, i, task_of(name, size, group, how))
-    messages, elements, received, arriving = volume.FORMULAS[name](i, shares(size, len(group)))
-    return volume.Volume(messages, elements * 8, received, arriving * 8)
+    return volume.FORMULAS[name](i, shares(size, len(group))).times(8)
 
 
 def describe(layout: Layout, name: str, size: int, how: How = How()) -> dict:
