@@ -185,14 +185,14 @@ def latest(folder: str | Path) -> Path:
 
 
 def prepare(folder: str | Path) -> Path:
-    """Make the folder of a run's checkpoints, or say at once why it cannot hold any."""
+    """Make the folder of a run's checkpoints; OSError, one sentence, where it cannot hold any."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"checkpoint: the folder {folder} cannot be made ({error.strerror})") from None
+        raise OSError(f"the folder {folder} cannot be made ({error.strerror})") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"checkpoint: the folder {folder} cannot be written to")
+        raise OSError(f"the folder {folder} cannot be written to")
     return folder
 
 

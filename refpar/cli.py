@@ -18,9 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from refpar.config import PRESETS, Training
+from refpar.config import PRESETS, Layout, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
+THREADS = 256           # ranks at most, where they are threads
 
 
 def whole(least: int) -> Callable:
@@ -41,6 +42,26 @@ def number(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise ValueError(f"must be a number of at least 0, not {text!r}")
     return value
+
+
+def portion(text: str) -> float:
+    """Parser of a share of a whole."""
+    value = number(text)
+    if value > 1:
+        raise ValueError(f"must be a number from 0 to 1, not {text!r}")
+    return value
+
+
+def filled(text: str) -> str:
+    """Parser of any text but an empty one."""
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """Parser of the name of a file or folder."""
+    return Path(filled(text))
 
 
 def listed(parse: Callable) -> Callable:
@@ -66,9 +87,9 @@ class Option(NamedTuple):
 
 # Flag (without the dashes) -> option.  What is not given is None, or False for a flag that stands alone.
 OPTIONS: dict[str, Option] = {
-    "model": Option(str, "NAME[,field=value...]", f"the model: {', '.join(PRESETS)}, with fields changed, or a FILE.json of them"),
-    "mesh": Option(str, "dp=2,tp=2", "ranks on each axis of the mesh: dp, pp, cp, tp (left out: 1)"),
-    "order": Option(str, "dp,pp,cp,tp", "the axes of the mesh, outermost first"),
+    "model": Option(filled, "NAME[,field=value...]", f"the model: {', '.join(PRESETS)}, with fields changed, or a FILE.json of them"),
+    "mesh": Option(filled, "dp=2,tp=2", "ranks on each axis of the mesh: dp, pp, cp, tp (left out: 1)"),
+    "order": Option(filled, "dp,pp,cp,tp", "the axes of the mesh, outermost first"),
     "steps": Option(whole(1), "N", "training steps"),
     "rows": Option(whole(1), "N", "sequences of one step, over all ranks"),
     "sequence": Option(whole(1), "N", "tokens of a row"),
@@ -79,8 +100,8 @@ OPTIONS: dict[str, Option] = {
     "clip": Option(number, "X", "largest global norm of the gradient; 0 clips nothing"),
     "seed": Option(whole(0), "N", "of the weights, the batches and dropout"),
     "dtype": Option(one_of("float32", "float64"), "NAME", "float32 or float64"),
-    "text": Option(Path, "FILE", "UTF-8 text to train on (default: the Python language reference)"),
-    "out": Option(Path, "DIR", "folder of the run: log and checkpoints (default: one under runs/)"),
+    "text": Option(path, "FILE", "UTF-8 text to train on (default: the Python language reference)"),
+    "out": Option(path, "DIR", "folder of the run: log and checkpoints (default: one under runs/)"),
     "resume": Option(None, "", "go on from the last checkpoint of the folder, bitwise as if never stopped"),
     "save-every": Option(whole(1), "N", "steps between checkpoints (default: 100)"),
     "no-control": Option(None, "", "after a preset's own run, do not train the same model with its mixer cut out"),
@@ -88,8 +109,8 @@ OPTIONS: dict[str, Option] = {
     "uneven": Option(None, "", "models whose sizes no mesh divides"),
     "last-rows": Option(whole(1), "N", "rows of the last step, an incomplete window"),
     "documents": Option(listed(whole(1)), "3,5", "lengths of the random documents that rows are packed with"),
-    "ignored": Option(listed(number), "0,0.5", "share of each row's targets to ignore, row by row, over and over"),
-    "fault": Option(str, "NAME", "plant this fault first: the run must then end red"),
+    "ignored": Option(listed(portion), "0,0.5", "share of each row's targets to ignore, row by row, over and over"),
+    "fault": Option(filled, "NAME", "plant this fault first: the run must then end red"),
     "list-faults": Option(None, "", "list the faults that can be planted"),
     "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
     "algorithm": Option(str, "NAME", "of the collective, such as ring or doubling (default: what refpar would choose)"),
@@ -97,7 +118,7 @@ OPTIONS: dict[str, Option] = {
     "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
     "rounds": Option(whole(1), "N", "rounds of each case"),
     "json": Option(None, "", "print JSON in place of tables"),
-    "trace": Option(Path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
+    "trace": Option(path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
 }
 
 class Command(NamedTuple):
@@ -208,6 +229,12 @@ def training_of(args: argparse.Namespace, base: Training, ranks: int) -> Trainin
         raise ValueError(f"--rows {training.rows} must be --micro-batch-size {size} x {training.micro_batches} micro-batches "
                          f"x dp={ranks}, which is {size * training.micro_batches * ranks}")
     return training
+
+
+def check_ranks(world, layout: Layout):
+    """ValueError where the mesh has more ranks than threads can stand for."""
+    if world.kind == "threads" and layout.ranks > THREADS:
+        raise ValueError(f"mesh {layout} has {layout.ranks} ranks, and at most {THREADS} can be threads of one process")
 
 
 def overview() -> str:

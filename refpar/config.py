@@ -14,6 +14,11 @@ from pathlib import Path
 AXES = ("dp", "pp", "cp", "tp")          # outermost first: the survey's rank order (section 4.2, figures 4 and 5)
 
 
+# The most that refpar, which teaches in numpy, takes on: beyond them a number is a slip, and would end in want of memory.
+RANKS, LAYERS, PARAMETERS = 4096, 4096, 2**31
+ROWS, SEQUENCE, MICRO_BATCHES, TOKENS = 2**20, 2**20, 4096, 2**26
+
+
 def share(size: int, n: int, i: int, unit: int = 1) -> slice:
     """Shard i of n of a dim: size*i//n to size*(i+1)//n, counted in whole units (a head, a group).
 
@@ -128,6 +133,9 @@ class Model:
                  f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}, where that is not 0")
         _require(self.norm_eps > 0, f"model: norm_eps={self.norm_eps} must be above 0")
         _require(self.rope_base > 1, f"model: rope_base={self.rope_base} must be above 1")
+        layers = self.blocks * len(self.pattern)
+        _require(layers <= LAYERS, f"model: blocks={self.blocks} have {layers} layers, and at most {LAYERS} are taken")
+        _require(self.numbers <= PARAMETERS, f"model: its matrices have {self.numbers:,} parameters, and at most {PARAMETERS:,} are taken")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -135,6 +143,17 @@ class Model:
         return {"V": self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
                 "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
                 "R": self.dt_rank, "W": self.conv}
+
+    @property
+    def numbers(self) -> int:
+        """How many parameters the matrices and conv filters have; the vectors are few beside them."""
+        heads, channels, shared = self.heads * self.head_width, self.ssm_heads * self.ssm_head_width, self.groups * self.state
+        inside = {"attention": 2 * self.width * (heads + self.kv_heads * self.head_width),
+                  "mlp": self.width * self.ffn * (3 if self.mlp == "swiglu" else 2),
+                  "mamba1": self.inner * (3 * self.width + 2 * self.dt_rank + 3 * self.state + self.conv),
+                  "mamba2": self.width * (3 * channels + self.ssm_heads) + (2 * self.width + 2 * self.conv) * shared + self.conv * channels}
+        tables = self.vocab * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
+        return self.width * tables + self.blocks * sum(inside[layer] for layer in self.pattern)
 
     @property
     def reach(self) -> int:
@@ -176,6 +195,7 @@ class Layout:
             _require(isinstance(size, int) and size >= 1, f"mesh: {axis}={size} must be a whole number of at least 1")
         _require(sorted(self.order) == sorted(AXES),
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
+        _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")
 
     @property
     def ranks(self) -> int:
@@ -219,6 +239,11 @@ class Training:
         for name in ("steps", "rows", "sequence", "micro_batches"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 1, f"training: {name}={size} must be a whole number of at least 1")
+        for name, most in (("rows", ROWS), ("sequence", SEQUENCE), ("micro_batches", MICRO_BATCHES)):
+            _require(getattr(self, name) <= most, f"training: {name}={getattr(self, name)} must be at most {most}")
+        tokens = self.rows * self.sequence
+        _require(tokens <= TOKENS,
+                 f"training: rows={self.rows} of sequence={self.sequence} are {tokens} tokens a step, and at most {TOKENS} are taken")
         _require(self.optimizer in ("adamw", "sgd"), f"training: optimizer {self.optimizer!r} must be adamw or sgd")
         _require(self.dtype in ("float32", "float64"), f"training: dtype {self.dtype!r} must be float32 or float64")
         for name in ("rate", "warmup", "decay", "clip"):
@@ -236,7 +261,7 @@ _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, s
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
     "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
-    "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, **_GPT2),
+    "gpt2": Model(blocks=4, width=128, heads=4, kv_heads=4, head_width=32, ffn=512, longest=64, **_GPT2),
     "llama-tiny": Model(blocks=4, **_EVEN),                                     # 4 blocks of 2 = 8 layers
     "mamba2-tiny": Model(pattern=("mamba2",), blocks=8, **_EVEN),
     "gpt2-tiny": Model(blocks=4, **_EVEN | dict(kv_heads=8), **_GPT2),
@@ -255,7 +280,7 @@ FAMILIES = ("llama", "gpt2", "mamba1", "mamba2")
 TRAININGS: dict[str, Training] = {
     "llama": Training(steps=700, rows=4, sequence=256, rate=3e-3),
     "mamba2": Training(steps=800, rows=4, sequence=256, rate=3e-3),
-    "gpt2": Training(steps=700, rows=4, sequence=256, rate=3e-3),
+    "gpt2": Training(steps=900, rows=16, sequence=64, rate=3e-3),       # each learned position is seen in every row: short rows
     "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
 
@@ -292,12 +317,14 @@ def parse_model(text: str) -> Model:
     else:
         fields = {}
     _require(name is None or name in PRESETS, f"model: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    given = {}
     for change in changes:
         field, equals, value = change.partition("=")
         _require(bool(equals), f"model: {change!r} must be written field=value")
-        fields[field] = value
+        _require(field not in given, f"model: {field} stands twice in {text!r}")
+        given[field] = value
     base = PRESETS[name] if name else Model()
-    return dataclasses.replace(base, **{field: _field(field, value) for field, value in fields.items()})
+    return dataclasses.replace(base, **{field: _field(field, value) for field, value in (fields | given).items()})
 
 
 def describe_model(model: Model) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 from refpar import checkpoint, corpus
 from refpar.comm.collectives import all_gather, all_reduce
+from refpar.comm.wire import Failed
 from refpar.config import Layout, Model, Training, share
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_of
@@ -71,16 +73,18 @@ def fit(mesh, plan: Plan, state: State, told: Callable[[int, float, int], None])
     parts = corpus.micro_batches(training.rows, dp.size, dp.index, training.micro_batches)
     log = None
     if mesh.wire.rank == 0:
-        log = Log(checkpoint.prepare(plan.folder) / "log.jsonl")
-        log.write(event="begin", step=state.step, **plan.meta())
+        with writing(plan.folder):
+            log = Log(checkpoint.prepare(plan.folder) / "log.jsonl")
+            log.write(event="begin", step=state.step, **plan.meta())
     while state.step < training.steps:
         batches = [corpus.batch(plan.text, training, state.step, part) for part in parts]
         rate = rate_of(state.step, training)
         state, report = train_step(chain, state, batches, mesh, training)
         if log:
             told(state.step, report.loss, report.count)
-            log.write(event="step", step=state.step, loss=report.loss, targets=report.count, norm=report.norm, rate=rate,
-                      seconds=round(time.monotonic() - begun, 3))
+            with writing(plan.folder):
+                log.write(event="step", step=state.step, loss=report.loss, targets=report.count, norm=report.norm, rate=rate,
+                          seconds=round(time.monotonic() - begun, 3))
         complaint = None if math.isfinite(report.loss) else f"the loss of step {state.step} is {report.loss}"
         if complaint is None and _due(state.step, plan):
             complaint = _keep(mesh, plan, state)
@@ -89,6 +93,20 @@ def fit(mesh, plan: Plan, state: State, told: Callable[[int, float, int], None])
     if log:
         log.close()
     return Ending(state)
+
+
+@contextmanager
+def writing(folder: Path):
+    """Inside the block OSError, such as that of a full disk, becomes Failed, which ends every rank in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Failed(f"writing into {folder}: {error.strerror or error}; {left_in(folder)}") from error
+
+
+def left_in(folder: Path) -> str:
+    """What a run that stops leaves to go on from."""
+    return f"the last good checkpoint is in {folder}" if any(folder.glob("step-*.npz")) else f"{folder} holds no checkpoint"
 
 
 def _due(step: int, plan: Plan) -> bool:
@@ -101,7 +119,8 @@ def _keep(mesh, plan: Plan, state: State) -> str | None:
     if apart is not None:
         return f"after step {state.step} the weights or moments of dp rank {apart} are not bitwise those of dp rank 0"
     if mesh.wire.rank == 0:
-        checkpoint.save_step(plan.folder, state._asdict(), plan.meta())
+        with writing(plan.folder):
+            checkpoint.save_step(plan.folder, state._asdict(), plan.meta())
     return None
 
 

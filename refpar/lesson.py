@@ -31,6 +31,9 @@ from refpar.comm.threads import ThreadWorld
 from refpar.oracle.plant import Fault, PlantedWorld
 
 
+RANKS = 64              # at most, where they are threads: a page shows every one
+
+
 class Diary(watch.Ledger):
     """What one rank did: counts (see `Ledger`), and its messages in order, each with a copy of its array."""
 
@@ -304,6 +307,8 @@ def _page(world, args, teach: Callable, mine: Callable | None, faults: tuple) ->
     if args.ranks is not None:
         if not (args.ranks.isascii() and args.ranks.isdigit() and int(args.ranks) > 0):
             raise ValueError(f"--ranks must be a whole number of at least 1, not {args.ranks!r}")
+        if int(args.ranks) > RANKS:
+            raise ValueError(f"--ranks must be at most {RANKS}, not {args.ranks}")
         if world.size not in (None, int(args.ranks)):
             raise ValueError(f"--ranks {args.ranks} is for threads; mpiexec has started {world.size} processes that are the ranks")
         ranks = int(args.ranks)

@@ -75,7 +75,7 @@ class Log:
         try:
             self.file = open(self.path, "ab+")
         except OSError as error:
-            raise ValueError(f"log: the file {self.path} cannot be written ({error.strerror})") from None
+            raise OSError(f"the file {self.path} cannot be written ({error.strerror})") from None
         self.file.seek(0)
         self.file.truncate(self.file.read().rfind(b"\n") + 1)
 

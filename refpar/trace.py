@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from refpar import watch
-from refpar.comm.wire import gather_objects
+from refpar.comm.wire import Failed, gather_objects
 
 
 class Trace(watch.Observer):
@@ -52,7 +52,11 @@ class Traced:
             result = self.program(wire, *args)
         lists = gather_objects(wire, trace.events)
         if wire.rank == 0:
-            self.path.write_text(json.dumps({"traceEvents": in_microseconds([event for events in lists for event in events])}))
+            told = json.dumps({"traceEvents": in_microseconds([event for events in lists for event in events])})
+            try:
+                self.path.write_text(told)
+            except OSError as error:
+                raise Failed(f"the trace {self.path} cannot be written: {error.strerror}") from error
         return result
 
 

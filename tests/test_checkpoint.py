@@ -122,7 +122,7 @@ def test_the_newest_are_kept_and_the_latest_is_found(tmp_path):
         assert checkpoint.save_step(folder, made(step), META) == checkpoint.latest(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["step-1000000.npz", "step-1000001.npz"]
     assert checkpoint.load(checkpoint.latest(folder))[0]["step"] == 1_000_001
-    with pytest.raises(ValueError, match="cannot be made"):
+    with pytest.raises(OSError, match="cannot be made"):
         checkpoint.prepare(checkpoint.latest(folder) / "below")
 
 

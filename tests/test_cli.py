@@ -65,8 +65,8 @@ REFUSED = [
     ("train --model llama,z_loss=nan", "z_loss=nan must be at least 0"),
     ("train --model llama,mlp_bias=perhaps", "mlp_bias=perhaps must be of the type bool"),
     ("train --model gpt2,longest=0", "longest=0 must be a whole number of at least 1"),
-    ("train --model gpt2 --sequence 257", "longest=256 learned positions are too few for --sequence 257"),
-    ("train --model gpt2 --sample 500", "longest=256 learned positions are too few for --sample 500 after a prompt of 32 bytes"),
+    ("train --model gpt2 --sequence 65", "longest=64 learned positions are too few for --sequence 65"),
+    ("train --model gpt2 --sample 34", "longest=64 learned positions are too few for --sample 34 after a prompt of 32 bytes"),
     ("verify --model gpt2-uneven --sequence 68", "longest=67 learned positions are too few for the longest document, which has 68"),
     ("train --model llama,nope=1", "there is no field 'nope'"),
     ("train --model llama,blocks", "'blocks' must be written field=value"),
@@ -86,11 +86,28 @@ REFUSED = [
     ("train --text short.txt", "short.txt has 5 bytes"),
     ("train --text binary.txt", "binary.txt is binary"),
     ("train --text latin.txt", "latin.txt is binary"),
-    ("train --out there", "the folder there is there already"),
+    ("train --out cut.npz", "the folder cut.npz has checkpoints already"),
     ("train --out good.txt/run", "cannot be made"),
+    ("train --out /dev/null/run", "the folder /dev/null/run cannot be made, for /dev/null is no folder that can be written to"),
     ("train --out there --resume", "there has no checkpoint"),
     ("train --out nowhere --resume", "nowhere has no checkpoint"),
     ("train --out cut.npz --resume", "is cut short or damaged"),
+    ("train --mesh dp=99999999999", "mesh: dp=99999999999 has 99999999999 ranks, and at most 4096 are taken"),
+    ("show mesh --mesh dp=65,tp=64", "mesh: dp=65,tp=64 has 4160 ranks"),
+    ("train --mesh dp=257", "mesh dp=257 has 257 ranks, and at most 256 can be threads of one process"),
+    ("verify --mesh dp=4096", "at most 256 can be threads"),
+    ("train --mesh ''", "--mesh must not be empty"),
+    ("train --out ''", "--out must not be empty"),
+    ("train --model ''", "--model must not be empty"),
+    ("train --model llama,width=64,width=32", "width stands twice in 'llama,width=64,width=32'"),
+    ("train --model llama,width=999999999", "its matrices have"),
+    ("train --model llama,blocks=999999999", "blocks=999999999 have 1999999998 layers, and at most 4096 are taken"),
+    ("train --rows 99999999999", "rows=99999999999 must be at most 1048576"),
+    ("verify --sequence 99999999999", "sequence=99999999999 must be at most 1048576"),
+    ("train --micro-batches 99999999999", "micro_batches=99999999999 must be at most 4096"),
+    ("verify --rows 1048576 --sequence 1048576", "are 1099511627776 tokens a step, and at most 67108864 are taken"),
+    ("verify --ignored 0,1.5", "--ignored must be a number from 0 to 1, not '1.5'"),
+    ("verify --last-rows 9", "--last-rows 9 must be at most the 8 rows of a step"),
     ("verify --rows 0", "--rows must be a whole number of at least 1, not '0'"),
     ("verify --documents 3,0", "--documents must be a whole number of at least 1, not '0'"),
     ("verify --fault nope", "nope"),
@@ -121,7 +138,7 @@ def test_a_checkpoint_of_another_run_is_refused(folder, capsys):
     run = ["train", "--text", "good.txt", "--sequence", "8", "--rows", "1", "--sample", "0", "--out", "run", "--steps"]
     assert cli.main([*run, "1", "--model", TINY]) == 0
     before = (folder / "run" / "log.jsonl").read_bytes()
-    assert cli.main([*run, "1", "--model", f"{TINY},ffn=18", "--resume"]) == 2
+    assert cli.main([*run, "1", "--model", TINY.replace("ffn=16", "ffn=18"), "--resume"]) == 2
     assert "is of another model: ffn is 16 there and 18 here" in capsys.readouterr().err
     assert cli.main([*run, "2", "--model", TINY, "--resume"]) == 2
     assert "is of another run: steps is 1 there and 2 here" in capsys.readouterr().err

@@ -73,3 +73,9 @@ def test_rough_weights_hide_nothing(family):
 def test_inverse_softplus():
     y = np.array([1e-12, 1e-3, 1, 50])
     assert_equal(softplus_forward(inverse_softplus(y))[0][1:], y[1:], n=1)
+
+
+@pytest.mark.parametrize("config", [PRESETS[name] for name in FAMILIES] + [dataclasses.replace(PRESETS["llama-uneven"], tied=True)])
+def test_the_parameters_of_the_matrices_are_foretold(config):
+    shapes = [config.shape(dims) for group in build(config).dims().values() for dims in group.values()]
+    assert config.numbers == sum(np.prod(shape) for shape in shapes if len(shape) > 1)

@@ -183,7 +183,8 @@ def test_the_answers_of_chapter_2():
 
 
 @pytest.mark.parametrize("number, options, words", [
-    ("00", ["--ranks", "0"], "at least 1"), ("00", ["--ranks", "two"], "whole number"), ("00", ["--steps"], "--steps"),
+    ("00", ["--ranks", "0"], "at least 1"), ("00", ["--ranks", "65"], "at most 64"),
+    ("00", ["--ranks", "two"], "whole number"), ("00", ["--steps"], "--steps"),
     ("01", ["--mine", "nowhere.py"], "no file nowhere.py"), ("01", ["--mine", str(LESSONS["00"].with_name("text.txt"))], "Python"),
     ("01", ["--mine", str(LESSONS["00"])], "must define a function all_reduce"), ("03", ["--fault", "none"], "mean-of-means")])
 def test_bad_input(lesson, number, options, words):

@@ -71,5 +71,5 @@ def test_log_lines_are_whole_and_goes_on(tmp_path):
     log.write(step=3)
     log.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(OSError, match="cannot be written"):
         Log(tmp_path / "none" / "log")

@@ -172,3 +172,27 @@ def test_a_killed_rank_ends_the_run_and_leaves_a_good_checkpoint(folder):
     state, meta = checkpoint.load(path, train.parse_model(TINY))
     assert state["step"] % 2 == 0 and meta["layout"]["dp"] == 2
     assert not ranks_of(out)
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence(folder, ranks):
+    """Where the second one would be written stands a folder, as good as a full disk."""
+    if ranks:
+        require_mpi()
+    (folder / "run" / ".step-000004.npz.unfinished").mkdir(parents=True)
+    status, out, err = ended(start(folder, "train", "--model", TINY, "--mesh", "dp=2", *SMALL, "--steps", "6", "--out", "run", ranks=ranks))
+    assert status == 1 and "Traceback" not in out + err
+    assert err.count("FAILED: writing into run: Is a directory; the last good checkpoint is in run\n") == 1
+    assert checkpoint.latest(folder / "run").name == "step-000002.npz"
+
+
+def test_a_full_disk_before_the_first_checkpoint(folder, monkeypatch, capsys):
+    """One sentence; and what is left is in nobody's way."""
+    def full(_):
+        raise OSError(28, "No space left on device")
+    words = ["train", "--model", TINY, *SMALL, "--steps", "2", "--out", "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", full)
+        assert cli.main(words) == 1
+    assert "FAILED: writing into run: No space left on device; run holds no checkpoint" in capsys.readouterr().err
+    assert cli.main(words) == 0 and cli.main(words) == 2

@@ -13,14 +13,15 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 from refpar import corpus, ngram
-from refpar.cli import training_of
+from refpar.cli import check_ranks, training_of
 from refpar.comm.mesh import Mesh
 from refpar.commands.memory import keep_pages
 from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
-from refpar.fit import Plan, fit, fresh, held_out_loss, stored
+from refpar.fit import Plan, fit, fresh, held_out_loss, left_in, stored
 from refpar.nn.build import build
 from refpar.progress import Progress
 from refpar.sample import sample
@@ -82,6 +83,7 @@ def layout_of(world, args) -> Layout:
         raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are trained over dp alone")
     if world.size is not None and world.size != layout.ranks:
         raise ValueError(f"mesh {layout} needs {layout.ranks} ranks, and mpiexec started {world.size} processes")
+    check_ranks(world, layout)
     return layout
 
 
@@ -99,12 +101,14 @@ def default_folder(plan: Plan) -> Path:
 
 
 def check_folder(folder: Path, resume: bool):
-    """Refuse a folder that holds another run, or that could not be made."""
-    if folder.exists() and not resume:
-        raise ValueError(f"the folder {folder} is there already: go on with it by --resume, or name another by --out")
+    """Refuse a folder with another run's checkpoints, or one that could not be made.  What a failed start left is in nobody's way."""
+    if not resume and any(folder.glob("step-*.npz")):
+        raise ValueError(f"the folder {folder} has checkpoints already: go on from the last by --resume, or name another by --out")
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"the folder {folder} cannot be made, for {above} is no folder that can be written to")
+    try:
+        os.rmdir(mkdtemp(prefix=".", dir=above))
+    except OSError:
+        raise ValueError(f"the folder {folder} cannot be made, for {above} is no folder that can be written to") from None
 
 
 def run(world, job: Job) -> int:
@@ -186,7 +190,7 @@ def table(losses: dict[str, float]) -> str:
 def verdict(job: Job, outcome: Outcome) -> tuple[bool, str]:
     """Did the run do what it must, and the sentence that says so."""
     if outcome.complaint:
-        return False, f"FAILED: {outcome.complaint}; the last good checkpoint is in {job.plan.folder}"
+        return False, f"FAILED: {outcome.complaint}; {left_in(job.plan.folder)}"
     losses = outcome.losses
     below = losses["trigram"] - losses["model"]
     margin = losses["control"] - losses["model"] if "control" in losses else None

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from refpar.cli import check_ranks
 from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
@@ -46,8 +47,11 @@ def prepare(world, args) -> Job:
     for layout in fit:
         if layout.ranks > layout.dp:
             raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are cut over dp alone")
+        check_ranks(world, layout)
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
+        if situation.last_rows > situation.training.rows:
+            raise ValueError(f"--last-rows {situation.last_rows} must be at most the {situation.training.rows} rows of a step")
         situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
     left_out = [layout for layout in layouts if layout not in fit]
     return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
