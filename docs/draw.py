@@ -5,7 +5,7 @@ One grid for each round: a row for each rank, a column for each part of the arra
 import re
 
 from refpar.config import Layout
-from refpar.show.messages import describe
+from refpar.show.messages import How, describe
 
 RANKS, CELL, GAP = 4, 44, 26
 SHADES = ("#ffffff", "#dbe9f6", "#a9cbe8", "#6ea6d6", "#3f7fbf")       # by how many addends are in the sum
@@ -16,7 +16,7 @@ def states() -> list[list[list[frozenset]]]:
     """After each round: [rank][part] -> the ranks whose addends that rank's copy of the part holds."""
     held = [[frozenset([rank])] * RANKS for rank in range(RANKS)]
     found = [[list(row) for row in held]]
-    messages = describe(Layout(dp=RANKS), "all_reduce", RANKS)["messages"]
+    messages = describe(Layout(dp=RANKS), "all_reduce", RANKS, How("ring"))["messages"]
     for number in sorted({message["round"] for message in messages}):
         for message in (one for one in messages if one["round"] == number):
             part, ranks = re.fullmatch(r"x\[(\d+):\d+\] of ([\d+]+)", message["what"]).groups()

@@ -25,7 +25,7 @@ COMMANDS = {
     "lesson03.txt": ("lessons/03_data_parallel.py", 0),
     "lesson03_fault.txt": ("lessons/03_data_parallel.py --fault local-count", 1),
     "show_mesh.txt": ("-m refpar show mesh --mesh dp=2,tp=2", 0),
-    "show_messages.txt": ("-m refpar show messages all_reduce --mesh dp=3 --size 6", 0),
+    "show_messages.txt": ("-m refpar show messages all_reduce --mesh dp=3 --size 6 --algorithm ring", 0),
     "ring.svg": ("docs/draw.py", 0),
     "reach.svg": ("docs/draw_reach.py", 0),
 }

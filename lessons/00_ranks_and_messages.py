@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from refpar import lesson
-from refpar.comm import trees, volume
+from refpar.comm import trees
 from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Deadlock
 from refpar.config import Layout, share, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
 
 WORDS = Path(__file__).with_name("text.txt").read_text().split()
 
@@ -124,7 +125,8 @@ def teach(page: lesson.Page):
 
 def situations() -> list[CommSituation]:
     """Where your broadcast is judged: 1 to 5 ranks, the first or the last as root, arrays of two shapes, one of them empty."""
-    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root)
+    return [CommSituation(Layout(dp=p), ("dp",), shape, 0, (shape[0],) + (0,) * (p - 1), 1, (shape[1],) + (0,) * (p - 1), root=root,
+                          cases=("broadcast tree",))
             for p in (1, 2, 3, 5) for root in {0, p - 1} for shape in ((3, 2), (0, 4))]
 
 

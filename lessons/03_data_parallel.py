@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from refpar import corpus, lesson
-from refpar.comm import volume
 from refpar.comm.mesh import Mesh
-from refpar.config import Layout, Model, Training, shares
+from refpar.config import Layout, Model, Training
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_and_gradients
 from refpar.nn.init import initial
 from refpar.oracle import equal, faults, properties
 from refpar.oracle.situation import Situation
 from refpar.parallel.data import accumulate, count_targets, reduce_gradients, sum_loss
+from refpar.plan import promise
 from refpar.train import State, rate_of, train_step
 
 MODEL = Model(blocks=1, width=8, heads=2, kv_heads=1, head_width=4, ffn=12)
@@ -143,10 +143,10 @@ def one_step(page: lesson.Page, loss_alone: float, gradients: dict):
 
     page.say("", "5. What it cost: the count, the gradients in one bucket, and the loss; each an all_reduce, and nothing else.")
     if page.mine is None:
-        one, bucket = ([volume.all_reduce(rank, shares(size, p)) for rank in range(p)] for size in (1, numbers))
-        page.compare(told, [(2 * small[0] + large[0], 8 * (2 * small[1] + large[1])) for small, large in zip(one, bucket)])
+        one, bucket = ([promise.all_reduce_sends(rank, size, p, np.float64) for rank in range(p)] for size in (1, numbers))
+        page.compare(told, [(2 * small[0] + large[0], 2 * small[1] + large[1]) for small, large in zip(one, bucket)])
     sent, least = sum(diary.sent()[1] for _, diary in told), 2 * (p - 1) * (numbers + 2) * 8
-    page.check(sent == least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
+    page.check(sent >= least, f"all ranks together send {sent} bytes; 2(p-1) times the bytes of an array is the least: {least}")
     page.show(told, name_of)
 
 

@@ -4,15 +4,17 @@ import math
 import numpy as np
 import pytest
 from drawn import check
-from strategies_comm import EXAMPLES, MOST, drawn_once, situations
+from strategies_comm import EXAMPLES, MOST, THIRDS, drawn_once, situations
 
 from refpar import watch
-from refpar.comm import collectives, trees, volume
-from refpar.comm.mesh import Axis, Mesh, groups
+from refpar.comm import collectives, trees
+from refpar.comm.mesh import Axis, Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, shares
 from refpar.oracle import properties_comm
+from refpar.oracle.cases_comm import CASES
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
 
 
 def test_means(world):
@@ -28,6 +30,19 @@ def test_repeats_itself_bitwise(world):
     check(world, properties_comm.bitwise_repeatable, rounding, EXAMPLES)
 
 
+def uneven(p: int) -> CommSituation:
+    """p ranks, of which a node has 2 or 3 and the last one fewer, and no two dims cut alike."""
+    sizes, other_sizes = tuple(shares(2 * p - 1, p)), tuple(shares(p + 2, p))
+    return CommSituation(Layout(dp=p), ("dp",), (2 * p - 1, p + 2), 0, sizes, 1, other_sizes, root=p // 2, node=2 + (p + 1) % 2)
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_every_algorithm_on_every_number_of_ranks(p):
+    """Drawing is luck, and what an algorithm does depends on p more than on anything else."""
+    properties_comm.collective_means(ThreadWorld(eager=0), uneven(p))
+    properties_comm.collective_counts(ThreadWorld(seed=p), uneven(p))
+
+
 def test_float16_rounds_once(world):
     check(world, properties_comm.one_rounding, situations(world.size or MOST, dtypes=("float16",)), EXAMPLES)
 
@@ -35,6 +50,27 @@ def test_float16_rounds_once(world):
 @pytest.mark.parametrize("nbytes", [0, 1, 2**31 - 2, 2**31 - 1, 2**31, 2**32 - 2, 2**32 + 1, 2**40])
 def test_long_messages_are_cut(nbytes):
     properties_comm.pieces_cover(ThreadWorld(), nbytes)
+
+
+def program_cut_short(wire, situation):
+    """Every collective, on a wire that sends no more than 7 bytes at a time."""
+    wire.limit = 7
+    return properties_comm.run_cases(wire, situation)
+
+
+def test_every_collective_in_short_pieces(pool):
+    """What is longer than MPI can count goes in pieces, which no collective and no ledger sees."""
+    situation = CommSituation(Layout(dp=3), ("dp",), (5, 4), 0, (3, 0, 2), 1, (1, 2, 1))
+    whole, cut = (pool.run(program, 3, situation) for program in (properties_comm.run_cases, program_cut_short))
+    for one, other in zip(whole, cut):
+        for name in one:
+            properties_comm.require_same(other[name][0], one[name][0], f"{name} in pieces")
+            assert other[name][1:] == one[name][1:]
+
+
+def nodes_of(s):
+    """The nodes on which the ranks of each group stand."""
+    return [nodes(group, s.node) for group in groups(s.layout, *s.axes)]
 
 
 CORNERS = {
@@ -55,12 +91,20 @@ CORNERS = {
     "an inner dim": lambda s: s.dim == 1 and len(s.shape) == 3 and 0 not in s.shape and s.size > 1,
     "arguments that are no single run of memory": lambda s: s.strided,
     "float16": lambda s: s.dtype == "float16" and s.size > 2,
+    "a maximum": lambda s: s.op == "maximum" and s.size > 2 and 0 not in s.shape,
+    "a pipeline of several segments": lambda s: s.size > 2 and math.prod(s.shape) * np.dtype(s.dtype).itemsize > 4 * s.segment,
+    "several nodes of several ranks": lambda s: any(len(node) > 1 < len(found) for found in nodes_of(s) for node in found),
+    "nodes of unequal size": lambda s: any(len(set(map(len, found))) > 1 for found in nodes_of(s)),
 }
 
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_the_strategy_reaches(corner):
     assert any(map(CORNERS[corner], drawn_once(situations())))
+
+
+def test_the_thirds_are_everything():
+    assert sorted(name for third in THIRDS for name in third) == sorted(CASES)
 
 
 def test_a_situation_prints_as_what_makes_it():
@@ -97,6 +141,10 @@ def program_that_refuses(wire, call):
     (lambda axis: collectives.all_gather(np.zeros(3), axis, 0, (4, 4, -2)), "at least 0"),
     (lambda axis: collectives.all_to_all(np.zeros((3, 1)), axis, 0, None, 0, (3, 3, 3)), "split and join are both dim 0"),
     (lambda axis: collectives.exchange([np.zeros(1)], axis, [(1,)]), "1 blocks and 1 shapes must be 3"),
+    (lambda axis: collectives.all_reduce(np.zeros(1), axis, algorithm="halving"),
+     "all_reduce: there is no algorithm 'halving'; there are direct, hierarchical, doubling, rabenseifner, ring, tree"),
+    (lambda axis: collectives.exchange([np.zeros(1)] * 3, axis, [(1,)] * 3, algorithm="bruck"), "there are direct, pairwise"),
+    (lambda axis: collectives.reduce(np.zeros(1), axis, root=3), "reduce on world: root 3 must be an index from 0 to 2"),
     (lambda axis: trees.broadcast(np.zeros(1), axis, root=3), "root 3 must be an index from 0 to 2"),
     (lambda axis: trees.gather(np.zeros(1), axis, 0, (1, 1, 1), root=-1), "root -1 must be an index from 0 to 2"),
 ])
@@ -120,9 +168,11 @@ def program_held(wire):
     """Elements of scratch and results that each collective holds at its peak."""
     axis, peaks = Axis.world(wire), {}
     x = np.ones((12, 2), np.float32)
-    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis),
-                       "all_reduce": lambda: collectives.all_reduce(x, axis),
-                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size),
+    for name, call in {"reduce_scatter": lambda: collectives.reduce_scatter(x, axis, algorithm="ring"),
+                       "all_reduce": lambda: collectives.all_reduce(x, axis, algorithm="ring"),
+                       "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size, algorithm="ring"),
+                       "halving": lambda: collectives.reduce_scatter(x, axis, algorithm="halving"),
+                       "chain": lambda: collectives.reduce(x, axis, algorithm="chain", segment=16),
                        "float16": lambda: collectives.reduce_scatter(x.astype(np.float16), axis)}.items():
         with watch.watching(watch.Ledger()) as ledger:
             call()
@@ -133,7 +183,8 @@ def program_held(wire):
 def test_what_a_collective_holds():
     """A ring needs room for two parts and its result, not for the whole of every rank."""
     for peaks in ThreadWorld().run(program_held, 4):
-        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24, "float16": 3 * 6}
+        assert peaks == {"reduce_scatter": 2 * 6, "all_reduce": 24, "all_gather": 4 * 24, "float16": 3 * 6,
+                         "halving": 12 + 6, "chain": 4}
 
 
 def program_with_template(wire):

@@ -5,7 +5,6 @@ import strategies_comm
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
-
 from test_properties_nn import NAMES
 
 from refpar.comm.threads import ThreadWorld

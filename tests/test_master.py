@@ -5,12 +5,13 @@ import pytest
 from drawn import check
 from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
+from strategies import GPT2, TRANSFORMER, models, situations
+
 from refpar.cli import parse
 from refpar.commands.verify import situation_of
 from refpar.config import Layout, parse_model
 from refpar.corpus import micro_batches
 from refpar.oracle.properties import sharded_equals_single
-from strategies import GPT2, TRANSFORMER, models, situations
 
 
 def test_sharded_equals_single(world):

@@ -3,7 +3,7 @@ import pytest
 from drawn import check
 from strategies_comm import EXAMPLES, MOST, drawn_once, layouts
 
-from refpar.comm.mesh import Mesh, coordinates, groups, rank_at
+from refpar.comm.mesh import Mesh, coordinates, groups, nodes, rank_at
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout
 from refpar.oracle import properties_comm
@@ -78,3 +78,11 @@ def program_of_a_mesh(wire, layout):
     lambda layout: layout.ranks == 7])
 def test_the_strategy_reaches(corner):
     assert any(map(corner, drawn_once(layouts())))
+
+
+@pytest.mark.parametrize("ranks, node, found", [
+    ((0, 1, 2, 3), None, [[0, 1, 2, 3]]), ((0, 1, 2, 3, 4), 2, [[0, 1], [2, 3], [4]]), ((1, 3, 5, 7), 4, [[0, 1], [2, 3]]),
+    ((2, 3, 4), 3, [[0], [1, 2]]), ((0, 4), 4, [[0], [1]])])
+def test_nodes(ranks, node, found):
+    """A node is so many ranks of the world in a row; those of a group are named by their index in it."""
+    assert nodes(ranks, node) == found

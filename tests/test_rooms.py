@@ -23,8 +23,9 @@ HEIGHTS = [
     ("train", "checkpoint"),
     ("sample", "progress", "trace", "imports"),
     ("fit",),                                                   # a whole training run
+    ("plan",),                                                  # what things cost: formulas
     ("oracle",),
-    ("plan", "infer"),
+    ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),
     ("cli", "commands", "lesson", "__main__"),
 ]

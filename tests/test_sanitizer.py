@@ -150,15 +150,15 @@ def silent_message(wire):
 
 SAID = {
     other_call: [r"mismatch: ranks 0 and 1 must make the same calls on dp, and their calls number 1 there differ in operation",
-                 r"rank 0 calls all_reduce on dp\(float32 \[12\]\)  \(test_sanitizer.py line \d+, in other_call\)",
+                 r"rank 0 calls all_reduce on dp\(float32 \[12\], op add\)  \(test_sanitizer.py line \d+, in other_call\)",
                  r"rank 1 calls broadcast on dp\(float32 \[3\], root 0\)  \(test_sanitizer.py line \d+, in other_call\)"],
     other_root: ["differ in root",
-                 r"rank 1 calls reduce on world\(float64 \[3\], root 1\)  \(test_sanitizer.py line \d+, in other_root\)"],
+                 r"rank 1 calls reduce on world\(float64 \[3\], root 1, op add\)  \(test_sanitizer.py line \d+, in other_root\)"],
     one_less: [r"mismatch: ranks 0 and 1 must make the same calls on world, and not all have made as many",
                r"rank 0 made 2, the last broadcast on world\(float64 \[3\], root 0\)  \(test_sanitizer.py",
                "rank 1 made 1, the last broadcast"],
-    silent: ["calls number 1 there differ in dtype", r"rank 0 calls all_reduce on world\(float64 \[4\]\)",
-             r"rank 1 calls all_reduce on world\(int64 \[4\]\)"],
+    silent: ["calls number 1 there differ in dtype", r"rank 0 calls all_reduce on world\(float64 \[4\], op add\)",
+             r"rank 1 calls all_reduce on world\(int64 \[4\], op add\)"],
 }
 
 

@@ -117,17 +117,20 @@ def test_shards_of_a_llama(capsys):
     assert told["totals"][0]["elements"] == told["totals"][1]["elements"]
 
 
-@pytest.mark.parametrize("name", messages.CALLS)
+ALGORITHMS = [(name, algorithm) for name in messages.CALLS for algorithm in (None, *messages.ALGORITHMS.get(name, ()))]
+
+
+@pytest.mark.parametrize("name, algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout, size", [
     (Layout(), 3), (Layout(dp=4), 8), (Layout(dp=3), 2), (Layout(dp=2, tp=3), 7), (Layout(cp=5), 0)])
-def test_messages_are_what_the_formulas_count(name, layout, size):
-    told = messages.describe(layout, name, size)
+def test_messages_are_what_the_formulas_count(name, algorithm, layout, size):
+    told = messages.describe(layout, name, size, messages.How(algorithm, node=2))
     assert all(row["messages"] == row["formula_messages"] and row["bytes"] == row["formula_bytes"] for row in told["totals"])
     assert max(map(len, messages.draw(told).splitlines())) <= 100
 
 
 def test_the_rounds_of_a_ring(capsys):
-    told = json.loads(shown(capsys, "messages", "all_reduce", "--mesh", "dp=3", "--size", "3", "--json"))
+    told = json.loads(shown(capsys, "messages", "all_reduce", "--mesh", "dp=3", "--size", "3", "--algorithm", "ring", "--json"))
     assert [(sent["round"], sent["source"], sent["to"], sent["what"]) for sent in told["messages"]] == [
         (1, 0, 1, "x[2:3] of 0"), (1, 1, 2, "x[0:1] of 1"), (1, 2, 0, "x[1:2] of 2"),
         (2, 0, 1, "x[1:2] of 0+2"), (2, 1, 2, "x[2:3] of 0+1"), (2, 2, 0, "x[0:1] of 1+2"),

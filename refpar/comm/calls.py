@@ -92,9 +92,11 @@ def name_of(dtype) -> str:
 
 
 def plain(value):
-    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy."""
+    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy, "add" for np.add."""
     if isinstance(value, (list, tuple, np.ndarray)):
         return [one if type(one) is int else plain(one) for one in value]
+    if isinstance(value, np.ufunc):
+        return value.__name__
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -1,167 +1,109 @@
-"""Ring collectives, all_to_all and barrier, from send and recv alone.
+"""The collectives: what they mean, and the door of each.  How they are done stands in the table of `refpar/comm/choose.py`.
 
-Notation: p ranks on the axis, T elements of the whole array, n its bytes; a message takes alpha + beta * bytes, an addition gamma
-a byte.  Every message of the formulas is sent, an empty one too, so that uneven and empty shards need no case of their own.
-Formulas for one rank, exact for uneven sizes, stand in `refpar/comm/volume.py`.
+Notation, here and in the algorithms: p ranks on the axis, T elements of the whole array, n its bytes; a message takes alpha + beta
+* bytes, an addition gamma a byte.  Every message of the formulas is sent, an empty one too, so that uneven and empty shards need no
+case of their own.  Formulas for one rank, exact for uneven sizes, stand in `refpar/plan/volume.py`.
 
 Arguments are never written, and what is returned may be the argument or a view of it: nobody writes to either.  The order of
-summation depends on p and the sizes alone, so a run repeats itself bitwise, and all ranks get the same bits.
+summation depends on the algorithm, p and the sizes alone, so a run repeats itself bitwise, and all ranks get the same bits.
 
-Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Thakur, Rabenseifner and
-Gropp, "Optimization of collective communication operations in MPICH" (2005), for the times.
+    algorithm    its name in the table; None: the table chooses, by bytes, ranks, nodes and dtype
+    op           a numpy ufunc that is associative and commutative: np.add, np.maximum, np.minimum, ...; "sum" below means this
+    segment      bytes of a message of those algorithms that send long arrays bit by bit; None: as it is best
 """
 from __future__ import annotations
 
 import numpy as np
 
 from refpar import watch
+from refpar.comm import choose
+from refpar.comm.choose import Task
 from refpar.comm.shards import checked, from_front, part_of, row_of, slices, to_front
-from refpar.config import shares
 
 
 @watch.collective
-def all_reduce(x, axis):
-    """The sum of every rank's x, on all ranks: Partial -> Replicate or Invariant.  x of one shape on all ranks.
-
-    Idea: nobody needs the whole sum before it is finished, so each rank finishes 1/p of it (reduce_scatter of the flattened array),
-    and then all pass the finished parts on (all_gather).
-    Messages 2(p-1); elements 2(p-1)/p T, the lower bound; time 2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
-    """
+def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int | None = None):
+    """The sum of every rank's x, on all ranks: Partial -> Replicate or Invariant.  x of one shape on all ranks."""
     x = np.asarray(x, order="C")
-    flat = x.reshape(x.size)
-    parts = slices(shares(x.size, axis.size))
-    total = np.empty_like(flat)
-    _sum_of_parts(flat, parts, axis, out=total[parts[axis.index]])
-    _pass_around(total, parts, axis)
-    return total.reshape(x.shape)
+    task = choose.task_of(x, axis, op=op, segment=segment)
+    return choose.algorithm("all_reduce", algorithm, task).run(x, axis, task)
 
 
 @watch.collective
-def reduce_scatter(x, axis, dim: int = 0, sizes=None):
+def reduce_scatter(x, axis, dim: int = 0, sizes=None, op=np.add, algorithm: str | None = None):
     """The sum of every rank's x, of which rank i keeps shard i along `dim`: Partial -> Shard(dim).
 
-    x [.., sum(sizes), ..] -> [.., sizes[i], ..].  Messages p-1; elements (p-1)/p T, the lower bound;
-    time (p-1) alpha + (p-1)/p n (beta + gamma).
+    x [.., sum(sizes), ..] -> [.., sizes[i], ..].
     """
     dim, sizes = checked("reduce_scatter", x, dim, sizes, axis, whole=True)
     front = to_front(x, dim)                                                            # [sum(sizes), ...]
-    row = row_of(front)
-    mine = np.empty((sizes[axis.index], *front.shape[1:]), x.dtype)
-    _sum_of_parts(front.reshape(front.size), slices([size * row for size in sizes]), axis, out=mine.reshape(mine.size))
-    return from_front(mine, dim)
+    lengths = [size * row_of(front) for size in sizes]
+    task = choose.task_of(front, axis, lengths, op=op)
+    part = choose.algorithm("reduce_scatter", algorithm, task).run(front.reshape(front.size), axis, slices(lengths), task)
+    return from_front(part.reshape(sizes[axis.index], *front.shape[1:]), dim)
 
 
 @watch.collective
-def all_gather(x, axis, dim: int, sizes):
+def all_gather(x, axis, dim: int, sizes, algorithm: str | None = None):
     """Every rank's shard, side by side along `dim`, on all ranks: Shard(dim) -> Replicate or Invariant.
 
-    x [.., sizes[i], ..] -> [.., sum(sizes), ..].  Messages p-1; elements (p-1)/p T, the lower bound;
-    time (p-1) alpha + (p-1)/p n beta.
+    x [.., sizes[i], ..] -> [.., sum(sizes), ..].
     """
     dim, sizes = checked("all_gather", x, dim, sizes, axis, whole=False)
     front = to_front(x, dim)                                                            # [sizes[i], ...]
-    row = row_of(front)
+    lengths = [size * row_of(front) for size in sizes]
     whole = np.empty((sum(sizes), *front.shape[1:]), x.dtype)
-    flat, parts = whole.reshape(whole.size), slices([size * row for size in sizes])
+    flat, parts = whole.reshape(whole.size), slices(lengths)
     flat[parts[axis.index]] = front.reshape(front.size)
-    _pass_around(flat, parts, axis)
+    task = choose.task_of(front, axis, lengths)
+    choose.algorithm("all_gather", algorithm, task).run(flat, axis, parts, task)
     return from_front(whole, dim)
 
 
-def _sum_of_parts(flat, parts, axis, out):
-    """`out` becomes part i of the sum of every rank's `flat`.  Both ways send the same messages and bytes."""
-    if flat.dtype == np.float16:
-        _sum_directly(flat, parts, axis, out)
-    else:
-        _sum_around(flat, parts, axis, out)
-
-
-def _sum_around(flat, parts, axis, out):
-    """Ring reduce-scatter: a sum of each part travels once around the ring and ends, complete, on the rank that keeps it.
-
-    Part i sets out on rank i+1, and each rank on its way adds its own addend.  In each of the p-1 steps every rank sends one sum to
-    the right and receives another from the left.
-    """
-    right, left = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
-    longest = max(part.stop - part.start for part in parts)
-    scratch = [np.empty(longest, flat.dtype) for _ in range(2)]                         # one is sent while the other is filled
-    watch.held("received", scratch)
-    travelling = flat[parts[left]]
-    for step in range(axis.size - 1):
-        mine = flat[parts[(axis.index - 2 - step) % axis.size]]
-        arriving = scratch[step % 2][:mine.size]
-        coming = axis.irecv(arriving, left)
-        going = axis.isend(travelling, right)
-        coming.wait()
-        going.wait()
-        travelling = np.add(arriving, mine, out=arriving)
-    out[...] = travelling
-
-
-def _sum_directly(flat, parts, axis, out):
-    """Reduce-scatter by exchange, for float16: every rank sends its addend of part j straight to rank j, which rounds once.
-
-    A ring would round to 11 bits at each hop, and the error grow with the ranks.  Here p-1 messages and (p-1)/p T elements travel
-    as in the ring, still as float16; their sum in float64 is exact for up to 2**13 ranks, and one rounding remains.
-    """
-    addends = _swap([flat[part] for part in parts], [out.shape] * axis.size, axis)
-    out[...] = np.sum(addends, axis=0, dtype=np.float64)
-
-
-def _pass_around(flat, parts, axis):
-    """Ring all-gather, in place: rank i has filled part i of `flat`; in p-1 steps each part travels around the ring.
-
-    Every rank sends on, in each step, what it received in the step before.
-    """
-    watch.held("received", [flat])
-    right, left = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
-    for step in range(axis.size - 1):
-        coming = axis.irecv(flat[parts[(axis.index - 1 - step) % axis.size]], left)
-        going = axis.isend(flat[parts[(axis.index - step) % axis.size]], right)
-        coming.wait()
-        going.wait()
+@watch.collective
+def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int | None = None):
+    """The root's x, on all ranks.  Elsewhere x says only the shape and dtype (`trees.like` makes one)."""
+    _check_root("broadcast", root, axis)
+    x = np.asarray(x, order="C") if axis.index == root else x
+    task = choose.task_of(x, axis, root=root, segment=segment)
+    return choose.algorithm("broadcast", algorithm, task).run(x, axis, task)
 
 
 @watch.collective
-def exchange(blocks, axis, shapes):
+def reduce(x, axis, root: int = 0, op=np.add, algorithm: str | None = None, segment: int | None = None):
+    """The sum of every rank's x, on the root; None elsewhere.  x of one shape on all ranks."""
+    _check_root("reduce", root, axis)
+    x = np.asarray(x, order="C")
+    task = choose.task_of(x, axis, root=root, op=op, segment=segment)
+    return choose.algorithm("reduce", algorithm, task).run(x, axis, task)
+
+
+def _check_root(call: str, root: int, axis):
+    if not 0 <= root < axis.size:
+        raise ValueError(f"{call} on {axis.name}: root {root} must be an index from 0 to {axis.size - 1}")
+
+
+@watch.collective
+def exchange(blocks, axis, shapes, algorithm: str | None = None):
     """Block j of every rank goes to rank j: blocks of any shapes, and `shapes` are those that will arrive, one for each rank.
 
-    Returns the arrived blocks in the order of the ranks (this rank's own among them, as it was given).  Pairwise: in step s rank i
-    sends to i+s and receives from i-s, so that no rank is asked by two at once; all steps are posted together.
-    Messages p-1; elements all but the own block; time (p-1) alpha + (p-1)/p n beta, for n bytes of blocks on each rank.
+    Returns the arrived blocks in the order of the ranks (this rank's own among them, as it was given).
     """
     if len(blocks) != axis.size or len(shapes) != axis.size:
         raise ValueError(f"exchange on {axis.name}: {len(blocks)} blocks and {len(shapes)} shapes must be {axis.size}, one a rank")
     if tuple(shapes[axis.index]) != blocks[axis.index].shape:
         raise ValueError(f"exchange on {axis.name}: rank {axis.index} keeps a block of shape {list(blocks[axis.index].shape)}, and "
                          f"shapes make it {list(shapes[axis.index])}")
-    return _swap(blocks, shapes, axis)
-
-
-def _swap(blocks, shapes, axis) -> list:
-    """The messages of `exchange`."""
-    mine = blocks[axis.index]
-    arrived = [mine if source == axis.index else np.empty(shape, mine.dtype) for source, shape in enumerate(shapes)]
-    watch.held("received", arrived[:axis.index] + arrived[axis.index + 1:])
-    requests = []
-    for step in range(1, axis.size):
-        source = (axis.index - step) % axis.size
-        requests.append(axis.irecv(arrived[source], source))
-    for step in range(1, axis.size):
-        to = (axis.index + step) % axis.size
-        requests.append(axis.isend(np.asarray(blocks[to], order="C"), to))
-    for request in requests:
-        request.wait()
-    return arrived
+    task = Task([[]] * axis.size, blocks[axis.index].dtype, axis.nodes())               # nobody knows the sizes of all blocks
+    return choose.algorithm("exchange", algorithm, task).run(blocks, axis, shapes, task)
 
 
 @watch.collective
-def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes):
+def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes, algorithm: str | None = None):
     """One array, cut along `join`, becomes cut along `split`: Shard(join) -> Shard(split).
 
     x [.., sum(split_sizes), .., join_sizes[i], ..] -> [.., split_sizes[i], .., sum(join_sizes), ..]: rank i cuts its shard along
-    `split`, sends part j to rank j (`exchange`), and joins what arrives along `join`.  Swapping the two leads back.
-    Messages p-1; elements (p-1)/p of the shard, T/p; time (p-1) alpha + (p-1)/p**2 n beta.
+    `split`, sends part j to rank j, and joins what arrives along `join`.  Swapping the two leads back.
     """
     split, split_sizes = checked("all_to_all", x, split, split_sizes, axis, whole=True)
     join, join_sizes = checked("all_to_all", x, join, join_sizes, axis, whole=False)
@@ -171,7 +113,9 @@ def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes):
     shapes = [list(blocks[axis.index].shape) for _ in join_sizes]
     for shape, size in zip(shapes, join_sizes):
         shape[join] = size
-    return np.concatenate(exchange(blocks, axis, shapes), axis=join)
+    rest = int(np.prod([size for dim, size in enumerate(x.shape) if dim not in (split, join)], dtype=np.int64))
+    task = choose.task_of(x, axis, [[ours * theirs * rest for theirs in split_sizes] for ours in join_sizes])
+    return np.concatenate(choose.algorithm("all_to_all", algorithm, task).run(blocks, axis, shapes, task), axis=join)
 
 
 def barrier(axis):

@@ -45,13 +45,25 @@ def groups(layout: Layout, *axes: str) -> list[list[int]]:
     return grid.transpose(outside + inside).reshape(layout.ranks // size, size).tolist()
 
 
+def nodes(ranks, node: int | None) -> list[list[int]]:
+    """Those of `ranks` that stand on each node, by their place in the list; a node is `node` ranks in a row, or all where None."""
+    found: dict[int, list[int]] = {}
+    for index, rank in enumerate(ranks):
+        found.setdefault(rank // node if node else 0, []).append(index)
+    return list(found.values())
+
+
 @dataclass(frozen=True)
 class Axis:
-    """One rank's group on an axis, as that rank sees it: it is `ranks[index]`, and it names the others by their index too."""
+    """One rank's group on an axis, as that rank sees it: it is `ranks[index]`, and it names the others by their index too.
+
+    node: so many ranks, numbered in a row, stand on one node; None: all of the world do.
+    """
     name: str
     ranks: tuple[int, ...]      # of the world
     index: int
     wire: Any
+    node: int | None = None
 
     @classmethod
     def world(cls, wire) -> Axis:
@@ -61,6 +73,15 @@ class Axis:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    def among(self, indices) -> Axis:
+        """Those of the group's ranks, this one among them, as a group of its own."""
+        indices = list(indices)
+        return Axis(self.name, tuple(self.ranks[index] for index in indices), indices.index(self.index), self.wire, self.node)
+
+    def nodes(self) -> list[list[int]]:
+        """The indices of the ranks that stand on each node."""
+        return nodes(self.ranks, self.node)
 
     def began(self, operation: str, x, options: dict) -> Call:
         """This rank calls a collective here, with these options: the wire is told."""
@@ -88,19 +109,24 @@ class Axis:
 
 
 class Mesh:
-    """A layout laid over the world, as one rank sees it.  ValueError if the layout and the world differ in size."""
+    """A layout laid over the world, as one rank sees it.  ValueError if the layout and the world differ in size.
 
-    def __init__(self, layout: Layout, wire):
+    node: ranks of one node, None for all (see Axis).
+    """
+
+    def __init__(self, layout: Layout, wire, node: int | None = None):
         if layout.ranks != wire.size:
             raise ValueError(f"mesh: {layout} needs {layout.ranks} ranks, and this world has {wire.size}")
-        self.layout, self.wire = layout, wire
+        if node is not None and node < 1:
+            raise ValueError(f"mesh: a node must have at least 1 rank, not {node}")
+        self.layout, self.wire, self.node = layout, wire, node
 
     def axis(self, *axes: str) -> Axis:
         """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1)."""
         mine = next(group for group in groups(self.layout, *axes) if self.wire.rank in group)
         long = [axis for axis in self.layout.order if axis in axes and getattr(self.layout, axis) > 1]
         name = "+".join(long or axes[:1])
-        return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire)
+        return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire, self.node)
 
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
         """Where a rank stands, this one by default."""

@@ -11,7 +11,7 @@ with one more bit below it:
                |- 6 - 7
 
 A tree takes ceil(log2 p) rounds where a ring takes p-1, and moves more: right for small values and few calls.  Notation and laws
-as in `refpar/comm/collectives.py`; formulas for one rank in `refpar/comm/volume.py`.
+as in `refpar/comm/collectives.py`; formulas for one rank in `refpar/plan/volume.py`.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), sections 4.1 and 4.6.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from refpar import watch
+from refpar.comm.rounding import rounded_once
 from refpar.comm.shards import checked, from_front, slices, to_front
 
 
@@ -75,29 +76,31 @@ def broadcast(x, axis, root: int = 0):
 
 
 @watch.collective
-def reduce(x, axis, root: int = 0):
+@rounded_once
+def reduce(x, axis, root: int = 0, op=np.add):
     """The sum of every rank's x, on the root; None elsewhere.  x of one shape on all ranks.
 
-    Each rank adds up its children's sums, the nearest first, and sends the sum to its parent.  float16 travels as float64, to be
-    rounded once, on the root.
+    Each rank adds up its children's sums, the nearest first, and sends the sum to its parent.
     Messages: one to the parent; elements T in it; time ceil(log2 p) (alpha + n beta + n gamma).
     """
     place = _place(axis, root, "reduce")
-    total = np.asarray(x, order="C").astype(travels_as(x.dtype), copy=False)
+    total = x
     arriving, sum_so_far = np.empty_like(total), np.empty_like(total)
     watch.held("received", [arriving, sum_so_far])
     for child in children(place, axis.size):
         axis.recv(arriving, _rank(child, axis, root))
-        total = np.add(total, arriving, out=sum_so_far)
+        total = op(total, arriving, out=sum_so_far)
     if place == 0:
-        return total.astype(x.dtype, copy=False)
+        return total
     axis.send(total, _rank(parent(place), axis, root))
     return None
 
 
-def travels_as(dtype) -> np.dtype:
-    """The dtype of the sums on their way up the tree."""
-    return np.dtype(np.float64 if np.dtype(dtype) == np.float16 else dtype)
+@rounded_once
+def all_reduce(x, axis, op=np.add):
+    """Up to rank 0 and down again.  Time 2 ceil(log2 p) (alpha + n beta) + ceil(log2 p) n gamma."""
+    total = reduce(x, axis, 0, op)
+    return broadcast(x if total is None else total, axis)
 
 
 @watch.collective

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 from typing import Callable
 
-from refpar.bench import collectives, scan, step
+from refpar.bench import collectives, crossover, scan, step
 from refpar.commands.memory import keep_pages
 
 # What is measured: the arguments -> what runs in a world, or ValueError.
-BENCHES: dict[str, Callable] = {"collectives": lambda args: collectives.run, "step": step.prepare, "scan": scan.prepare}
+BENCHES: dict[str, Callable] = {"collectives": lambda args: collectives.run, "crossover": lambda args: crossover.run,
+                                "step": step.prepare, "scan": scan.prepare}
 
 
 def prepare(world, args) -> Callable:

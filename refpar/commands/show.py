@@ -19,6 +19,8 @@ def prepare(world, args) -> Job:
     if args.what not in DRAWINGS:
         wrong = "nothing is named" if args.what is None else f"{args.what!r} cannot be drawn"
         raise ValueError(f"{wrong}; name {' or '.join(DRAWINGS)}")
+    if (args.algorithm or args.node) and args.what != "messages":
+        raise ValueError(f"{args.what} takes no --algorithm and no --node: only messages are those of a collective")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
     return Job(*DRAWINGS[args.what](args), args.json)
@@ -52,8 +54,12 @@ def messages(args):
     if size > messages.LARGEST:
         raise ValueError(f"--size {size} is more than the {messages.LARGEST} elements that can be told apart")
 
+    known, how = messages.ALGORITHMS.get(name, {}), messages.How(args.algorithm, args.node)
+    if args.algorithm is not None and args.algorithm not in known:
+        raise ValueError(f"{name} has no algorithm {args.algorithm!r}; it has {', '.join(known) or 'one, which needs no name'}")
+
     def described():
-        return messages.describe(layout, name, size)
+        return messages.describe(layout, name, size, how)
     return lambda: messages.draw(described()), described
 
 

@@ -1,7 +1,7 @@
 """What every communication means: a reference of one process beside each, which knows nothing of messages.
 
 A case has a name, the way to run it, what each rank is given, what the ranks must get (from the list of what all ranks of the
-group gave), and the volume that the formulas promise.
+group gave), and the volume that the formulas promise.  "all_reduce" is what the table chooses, "all_reduce ring" one of it.
 """
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm import collectives, pairs, trees, volume
+from refpar.comm import choose, collectives, pairs, ring, trees
+from refpar.comm.mesh import nodes
 from refpar.config import shares
 from refpar.oracle.situation_comm import CommSituation as S
+from refpar.plan import promise, volume
 
 
 class Case(NamedTuple):
-    """run(x, axis, s) -> y.  given(s, index, *key) -> x.  meaning(xs, s) -> ys.  volume(index, s) -> Volume."""
+    """run(x, axis, s) -> y.  given(s, index, *key) -> x.  meaning(xs, s) -> ys.  volume(index, s, ranks) -> Volume, in bytes.
+    operation: the name under which its messages are booked."""
+    operation: str
     run: Callable
     given: Callable
     meaning: Callable
@@ -41,8 +45,8 @@ def _blocks(s: S, index: int, *key):
 
 # What the ranks must get, from what all of them gave.
 
-def _sum(xs):
-    return np.sum(xs, axis=0, dtype=xs[0].dtype)
+def _reduced(xs, s: S):
+    return s.ufunc.reduce(xs, axis=0, dtype=xs[0].dtype)
 
 
 def _cut(x, dim, sizes):
@@ -79,62 +83,99 @@ def _same(s: S):
     return [int(np.prod(s.shape))] * s.size
 
 
-def _float16(name: str, s: S):
-    return volume.FORMULAS[f"{name} float16" if s.dtype == "float16" else name]
-
-
 def _block_sizes(s: S):
     rest = int(np.prod(s.shape)) // max(s.shape[s.dim] * s.shape[s.other], 1)
     return [[mine * theirs * rest for theirs in s.other_sizes] for mine in s.sizes]
 
 
-def _run_exchange(x, axis, s: S):
+def _promised(operation: str, name: str | None, sizes: Callable) -> Callable:
+    """The volume of an algorithm of the table, for parts of `sizes(s)` elements."""
+    def promised(i: int, s: S, ranks):
+        root = s.root if operation in ("broadcast", "reduce") else 0
+        task = choose.Task(sizes(s), np.dtype(s.dtype), nodes(ranks, s.node), root, s.segment)
+        return promise.promised(operation, name, i, task)
+    return promised
+
+
+def _formula(elements: Callable) -> Callable:
+    """elements(i, s) -> Volume, in bytes."""
+    def promised(i: int, s: S, ranks):
+        return elements(i, s).times(np.dtype(s.dtype).itemsize)
+    return promised
+
+
+def _arriving(axis, s: S) -> list[tuple]:
+    """The shapes of the blocks that arrive by `exchange`."""
     shapes = []
     for size in s.sizes:
         shape = list(s.shape)
         shape[s.dim], shape[s.other] = size, s.other_sizes[axis.index]
         shapes.append(tuple(shape))
-    return collectives.exchange(x, axis, shapes)
+    return shapes
+
+
+def _of_table(operation: str, name: str | None) -> Case:
+    """One algorithm of an operation, or what the table chooses."""
+    how = {} if name is None else {"algorithm": name}
+    given, run, meaning, sizes = {
+        "all_reduce": (_whole, lambda x, axis, s: collectives.all_reduce(x, axis, s.ufunc, segment=s.segment, **how),
+                       lambda xs, s: [_reduced(xs, s)] * s.size, _flat),
+        "reduce_scatter": (_whole, lambda x, axis, s: collectives.reduce_scatter(x, axis, s.dim, s.sizes, s.ufunc, **how),
+                           lambda xs, s: _cut(_reduced(xs, s), s.dim, s.sizes), _along),
+        "all_gather": (_shard, lambda x, axis, s: collectives.all_gather(x, axis, s.dim, s.sizes, **how),
+                       lambda xs, s: [np.concatenate(xs, axis=s.dim)] * s.size, _along),
+        "all_to_all": (_shard, lambda x, axis, s: collectives.all_to_all(x, axis, s.other, s.other_sizes, s.dim, s.sizes, **how),
+                       _all_to_all, _block_sizes),
+        "exchange": (_blocks, lambda x, axis, s: collectives.exchange(x, axis, _arriving(axis, s), **how), _exchange, _block_sizes),
+        "broadcast": (_whole, lambda x, axis, s: collectives.broadcast(x, axis, s.root, segment=s.segment, **how),
+                      lambda xs, s: [xs[s.root]] * s.size, _flat),
+        "reduce": (_whole, lambda x, axis, s: collectives.reduce(x, axis, s.root, s.ufunc, segment=s.segment, **how),
+                   lambda xs, s: _on_root(_reduced(xs, s), s), _flat),
+    }[operation]
+    return Case(operation, run, given, meaning, _promised(operation, name, sizes))
+
+
+def _ring(x, axis, s: S):
+    """The ring of chapter 1, which its reader writes as f(x, axis)."""
+    return ring.all_reduce(x, axis) if s.op == "add" else ring.all_reduce(x, axis, s.ufunc)
 
 
 CASES: dict[str, Case] = {
-    "all_reduce": Case(
-        lambda x, axis, s: collectives.all_reduce(x, axis), _whole,
-        lambda xs, s: [_sum(xs)] * s.size, lambda i, s: _float16("all_reduce", s)(i, _flat(s))),
-    "reduce_scatter": Case(
-        lambda x, axis, s: collectives.reduce_scatter(x, axis, s.dim, s.sizes), _whole,
-        lambda xs, s: _cut(_sum(xs), s.dim, s.sizes), lambda i, s: _float16("reduce_scatter", s)(i, _along(s))),
-    "all_gather": Case(
-        lambda x, axis, s: collectives.all_gather(x, axis, s.dim, s.sizes), _shard,
-        lambda xs, s: [np.concatenate(xs, axis=s.dim)] * s.size, lambda i, s: volume.all_gather(i, _along(s))),
-    "all_to_all": Case(
-        lambda x, axis, s: collectives.all_to_all(x, axis, s.other, s.other_sizes, s.dim, s.sizes), _shard,
-        _all_to_all, lambda i, s: volume.exchange(i, _block_sizes(s))),
-    "exchange": Case(_run_exchange, _blocks, _exchange, lambda i, s: volume.exchange(i, _block_sizes(s))),
-    "broadcast": Case(
-        lambda x, axis, s: trees.broadcast(x, axis, s.root), _whole,
-        lambda xs, s: [xs[s.root]] * s.size, lambda i, s: volume.broadcast(i, _flat(s), s.root)),
-    "reduce": Case(
-        lambda x, axis, s: trees.reduce(x, axis, s.root), _whole,
-        lambda xs, s: _on_root(_sum(xs), s), lambda i, s: volume.reduce(i, _flat(s), s.root)),
+    **{operation: _of_table(operation, None) for operation in choose.ALGORITHMS},
+    **{f"{operation} {name}": _of_table(operation, name) for operation, known in choose.ALGORITHMS.items() for name in known},
     "gather": Case(
-        lambda x, axis, s: trees.gather(x, axis, s.dim, s.sizes, s.root), _shard,
-        lambda xs, s: _on_root(np.concatenate(xs, axis=s.dim), s), lambda i, s: volume.gather(i, _along(s), s.root)),
+        "gather", lambda x, axis, s: trees.gather(x, axis, s.dim, s.sizes, s.root), _shard,
+        lambda xs, s: _on_root(np.concatenate(xs, axis=s.dim), s), _formula(lambda i, s: volume.gather(i, _along(s), s.root))),
     "scatter": Case(
-        lambda x, axis, s: trees.scatter(x, axis, s.dim, s.sizes, s.root), _whole,
-        lambda xs, s: _cut(xs[s.root], s.dim, s.sizes), lambda i, s: volume.scatter(i, _along(s), s.root)),
+        "scatter", lambda x, axis, s: trees.scatter(x, axis, s.dim, s.sizes, s.root), _whole,
+        lambda xs, s: _cut(xs[s.root], s.dim, s.sizes), _formula(lambda i, s: volume.scatter(i, _along(s), s.root))),
     "send_along": Case(
-        lambda x, axis, s: pairs.send_along(x, axis, 1), _whole,
-        lambda xs, s: _moved(xs, s, 1), lambda i, s: volume.send_along(i, _same(s), 1)),
+        "send_along", lambda x, axis, s: pairs.send_along(x, axis, 1), _whole,
+        lambda xs, s: _moved(xs, s, 1), _formula(lambda i, s: volume.send_along(i, _same(s), 1))),
     "barrier": Case(
-        lambda x, axis, s: collectives.barrier(axis), _whole,
-        lambda xs, s: [None] * s.size, lambda i, s: volume.barrier(i, _flat(s))),
+        "barrier", lambda x, axis, s: collectives.barrier(axis), _whole,
+        lambda xs, s: [None] * s.size, _formula(lambda i, s: volume.barrier(i, _flat(s)))),
 }
+CASES["all_reduce ring"] = CASES["all_reduce ring"]._replace(run=_ring)
 
 
-def itemsize(name: str, dtype: str) -> int:
-    """Bytes of one element on its way."""
-    return (trees.travels_as(dtype) if name == "reduce" else np.dtype(dtype)).itemsize
+def cases_of(s: S, *operations: str) -> dict[str, Case]:
+    """Those that a situation runs, of these operations or of any."""
+    return {name: case for name, case in CASES.items()
+            if name in (s.cases or CASES) and case.operation in (operations or (case.operation,))}
+
+
+def sums_of(s: S) -> dict[str, Case]:
+    """Those that add up: where the order of addends matters."""
+    return cases_of(s, "all_reduce", "reduce_scatter", "reduce")
+
+
+def optimal(operation: str, name: str, p: int) -> bool:
+    """Whether an algorithm's ranks together send no byte more than must be sent."""
+    always, halving = {"ring", "direct", "bruck"}, {"halving", "doubling", "rabenseifner"}
+    if operation not in ("all_reduce", "reduce_scatter", "all_gather") or (operation, name) == ("all_reduce", "doubling"):
+        return False
+    return name in always or name in halving and p & (p - 1) == 0
 
 
 # Every conjugate pair, and what compositions of them are.
@@ -167,9 +208,7 @@ COMPOSITIONS: dict[tuple[str, str], str | None] = {
 }
 
 
-def ledger_volume(ledger: watch.Ledger, axis: str, operation: str) -> dict[str, int]:
-    """What a ledger counted on an axis for an operation, as the fields of a Volume, with bytes for elements."""
-    def total(counter, way):
-        return sum(n for key, n in counter.items() if key == (way, axis, operation))
-    return {"messages": total(ledger.messages, "send"), "bytes": total(ledger.bytes, "send"),
-            "messages_received": total(ledger.messages, "recv"), "bytes_received": total(ledger.bytes, "recv")}
+def ledger_volume(ledger: watch.Ledger, axis: str, operation: str) -> volume.Volume:
+    """What a ledger counted on an axis for an operation, in bytes."""
+    counters = [(counter, (way, axis, operation)) for way in ("send", "recv") for counter in (ledger.messages, ledger.bytes)]
+    return volume.Volume(*(counter.get(key, 0) for counter, key in counters))

@@ -31,7 +31,8 @@ ALONE = run(dp=1, rows=4)
 EQUAL = run(dp=2, rows=4)
 RING = CommSituation(Layout(tp=3))                                                      # uneven shards
 EVEN_RING = CommSituation(Layout(tp=3), shape=(6, 3), sizes=(2, 2, 2), other_sizes=(1, 1, 1))
-LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3)     # longer than eager messages
+LONG_RING = CommSituation(Layout(tp=3), shape=(6, 9000), sizes=(2, 2, 2), other_sizes=(3000,) * 3,     # longer than eager messages
+                          cases=("all_reduce ring", "reduce_scatter ring"))
 LONE_RANK = CommSituation(Layout(), sizes=(5,), other_sizes=(4,))
 PAIR = CommSituation(Layout(tp=2), shape=(4, 4), sizes=(2, 2), other_sizes=(2, 2))
 
@@ -133,14 +134,14 @@ COMMUNICATION = (
           Layout(tp=4), "mesh_is_a_grid"),
     Fault("wrong-neighbour", "sgl-project/sglang#29571",
           "the partner of a message is not the one that the formula means; two ranks are each other's neighbour either way",
-          "refpar.comm.collectives:_sum_around", "right, left = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size",
+          "refpar.comm.ring:reduce_scatter", "right, left = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size",
           "left, right = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size", EVEN_RING, PAIR, "collective_means"),
     Fault("reused-buffer", "NVIDIA/Megatron-LM#4047",
           "what arrives is written where the last message is still being sent from: a race, which ranks as threads report for sure",
-          "refpar.comm.collectives:_sum_around", "scratch[step % 2]", "scratch[0]", RING, PAIR, "collective_means"),
+          "refpar.comm.ring:reduce_scatter", "scratch[step % 2]", "scratch[0]", RING, PAIR, "collective_means"),
     Fault("send-before-receive", "pytorch/pytorch#172668",
           "all neighbours send first, and receive when that is done: it works while messages are short enough to leave alone",
-          "refpar.comm.collectives:_sum_around",
+          "refpar.comm.ring:reduce_scatter",
           """        coming = axis.irecv(arriving, left)
         going = axis.isend(travelling, right)
         coming.wait()
@@ -154,7 +155,7 @@ COMMUNICATION = (
           "collective_means"),
     Fault("rounded-at-each-hop", "NVIDIA/Megatron-LM#6199",
           "a ring of few bits rounds the sum on every rank that it passes, and is the worse the more there are",
-          "refpar.comm.collectives:_sum_of_parts", "flat.dtype == np.float16", "False",
+          "refpar.comm.rounding:travels_as", "np.float64 if np.dtype(dtype) == np.float16 else dtype", "dtype",
           CommSituation(Layout(tp=4), shape=(4, 40), sizes=(1,) * 4, other_sizes=(10,) * 4), PAIR, "one_rounding"),
     Fault("one-long-message", "mpi4py/mpi4py#650",
           "a message is counted in 32 bits, which end at 2**31 - 1 bytes",

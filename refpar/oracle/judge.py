@@ -17,7 +17,9 @@ from refpar.oracle.bound import distance_within, step_bounds
 from refpar.oracle.equal import bound, distance, leaves
 from refpar.oracle.run import Run, Step, fresh, run_sharded, whole_step
 from refpar.oracle.situation import Situation
+from refpar.parallel.data import buckets
 from refpar.parallel.placement import held_share
+from refpar.plan.promise import all_reduce_sends
 from refpar.train import rate_of
 
 
@@ -61,7 +63,8 @@ def weigh(situation: Situation, runs: list[Run]) -> Judgement:
             errors[kind] = max(errors.get(kind, 0.0), error)
         wrong = wrong or first_wrong(number, found) or first_replica_apart(number, runs)
         state = runs[0].steps[number].state
-    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved), bytes_sent(situation, state.params, runs))
+    return Judgement(errors, wrong, shares_held(situation, chain, runs, whole_saved),
+                     bytes_sent(situation, chain, state.params, runs))
 
 
 def weigh_step(situation: Situation, steps: list[Step], before, whole: Step):
@@ -121,13 +124,16 @@ def shares_held(situation: Situation, chain, runs: list[Run], whole_saved: int) 
             "saved": (max(run.peak["saved"] for run in runs) / whole_saved, max(rows) / most)}
 
 
-def bytes_sent(situation: Situation, params: dict, runs: list[Run]) -> dict[str, tuple[int, int]]:
-    """Axis -> (bytes sent by all ranks, the formula: 2 (p-1) n for each all_reduce of n bytes over p ranks)."""
+def bytes_sent(situation: Situation, chain, params: dict, runs: list[Run]) -> dict[str, tuple[int, int]]:
+    """Axis -> (bytes sent by all ranks, the formulas of the algorithms that the table chooses: for the count of targets, for each
+    bucket of gradients, and for the loss)."""
     counted: dict[str, int] = {}
     for run in runs:
         for (axis, _), (_, size) in run.sent.items():
             counted[axis] = counted.get(axis, 0) + size
-    gradients = sum(array.nbytes for _, array in leaves(params))
-    count_and_loss = 8 + 8
-    formula = situation.training.steps * 2 * (situation.layout.dp - 1) * (gradients + count_and_loss)
+    dtype, dp = np.dtype(situation.training.dtype), situation.layout.dp
+    sums = [(1, np.int64), (1, np.float64)]
+    sums += [(bucket.bytes // dtype.itemsize, dtype) for bucket in buckets(params, chain)]
+    formula = situation.training.steps * sum(all_reduce_sends(rank, elements, dp, of).elements for elements, of in sums
+                                             for rank in range(dp))
     return {axis: (size, formula) for axis, size in counted.items()} or {"dp": (0, formula)}

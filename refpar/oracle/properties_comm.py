@@ -11,14 +11,16 @@ from itertools import combinations
 import numpy as np
 
 from refpar import watch
-from refpar.comm import collectives, trees, volume
+from refpar.comm import collectives
 from refpar.comm.mesh import Mesh, coordinates, groups, rank_at
 from refpar.comm.pairs import Pair, keep
 from refpar.comm.placement import dual, inner, whole
 from refpar.comm.wire import pieces
 from refpar.config import AXES, Layout, shares
-from refpar.oracle.cases_comm import CASES, COMPOSITIONS, PAIRS, itemsize, ledger_volume
+from refpar.oracle.cases_comm import COMPOSITIONS, PAIRS, cases_of, ledger_volume, optimal, sums_of
 from refpar.oracle.situation_comm import CommSituation
+from refpar.plan import volume
+from refpar.plan.promise import travels
 
 
 def require(holds, sentence: str):
@@ -51,7 +53,7 @@ def by_group(results: list, situation: CommSituation):
 
 
 def _axis(wire, situation):
-    return Mesh(situation.layout, wire).axis(*situation.axes)
+    return Mesh(situation.layout, wire, situation.node).axis(*situation.axes)
 
 
 # The mesh.
@@ -107,24 +109,24 @@ def _all_axes(layout):
 
 # Collectives.
 
-def _run_cases(wire, situation):
+def run_cases(wire, situation):
     """Every case on the situation's axis: name -> (what came out, what the ledger counted on the axis, messages of all kinds)."""
     axis, found = _axis(wire, situation), {}
-    for number, (name, case) in enumerate(CASES.items()):
+    for number, (name, case) in enumerate(cases_of(situation).items()):
         x = case.given(situation, axis.index, axis.ranks[0], number)
         before = [array.copy() for array in watch.arrays_of([x])]
         with watch.watching(watch.Ledger()) as ledger:
             y = case.run(x, axis, situation)
         for array, was in zip(watch.arrays_of([x]), before):
             require_same(array, was, f"the argument of {name} after the call")
-        found[name] = y, ledger_volume(ledger, axis.name, name), sum(ledger.messages.values())
+        found[name] = y, ledger_volume(ledger, axis.name, case.operation), sum(ledger.messages.values())
     return found
 
 
 def collective_means(world, situation: CommSituation):
     """Each collective gives what its single-process meaning gives, to the bit, and leaves its argument alone."""
-    for ranks, found in by_group(world.run(_run_cases, situation.ranks, situation), situation):
-        for number, (name, case) in enumerate(CASES.items()):
+    for ranks, found in by_group(world.run(run_cases, situation.ranks, situation), situation):
+        for number, (name, case) in enumerate(cases_of(situation).items()):
             xs = [case.given(situation, index, ranks[0], number) for index in range(len(ranks))]
             for rank, got, expected in zip(ranks, found, case.meaning(xs, situation), strict=True):
                 require_same(got[name][0], expected, f"{name} on rank {rank} in {situation}")
@@ -132,55 +134,61 @@ def collective_means(world, situation: CommSituation):
 
 def collective_counts(world, situation: CommSituation):
     """Messages and bytes of each rank, sent and received, are what the formulas say; those of rings are the lower bound."""
-    for ranks, found in by_group(world.run(_run_cases, situation.ranks, situation), situation):
-        for name, case in CASES.items():
-            size = itemsize(name, situation.dtype)
+    for ranks, found in by_group(world.run(run_cases, situation.ranks, situation), situation):
+        for name, case in cases_of(situation).items():
             for index, rank in enumerate(ranks):
-                sent, elements, received, elements_received = case.volume(index, situation)
-                promised = {"messages": sent, "bytes": elements * size, "messages_received": received,
-                            "bytes_received": elements_received * size}
+                promised = case.volume(index, situation, ranks)
                 _, counted, of_all_kinds = found[index][name]
                 require(counted == promised,
                         f"{name} on rank {rank}: the ledger has {counted}, the formulas {promised}, in {situation}")
-                require(of_all_kinds == sent + received,
-                        f"{name} on rank {rank}: {of_all_kinds} messages, of which {sent + received} are booked under its name")
-        for name in ("all_reduce", "reduce_scatter", "all_gather"):
-            total = sum(one[name][1]["bytes"] for one in found)
-            least = volume.lower_bound(name, [math.prod(situation.shard_shape(situation.dim, i)) for i in range(situation.size)])
-            require(total == least * np.dtype(situation.dtype).itemsize,
-                    f"{name}: all ranks together send {total} bytes, and the lower bound is {least} elements, in {situation}")
+                booked = promised.messages + promised.messages_received
+                require(of_all_kinds == booked,
+                        f"{name} on rank {rank}: {of_all_kinds} messages, of which {booked} are booked under its name")
+            _require_least(name, case.operation, [one[name][1] for one in found], situation)
+
+
+def _require_least(name: str, operation: str, counted: list, situation):
+    """Where an algorithm sends as little as can be sent, all its ranks together do."""
+    algorithm = name.removeprefix(operation).strip()
+    if optimal(operation, algorithm, situation.size):
+        dtype = travels(operation, algorithm, situation.dtype)
+        parts = [math.prod(situation.shard_shape(situation.dim, index)) for index in range(situation.size)]
+        total, least = sum(one.elements for one in counted), volume.lower_bound(operation, parts) * dtype.itemsize
+        require(total == least, f"{name}: all ranks together send {total} bytes, and the lower bound is {least}, in {situation}")
 
 
 def bitwise_repeatable(world, situation: CommSituation):
-    """With numbers that round, all ranks get the same bits, and a second run gets the same again."""
+    """With numbers that round, all ranks get the same bits, and a second run gets the same again.  Halving and doubling add in one
+    order, so what they give is the same too."""
     first, second = (world.run(_sum_fractions, situation.ranks, situation) for _ in range(2))
     for rank, (one, other) in enumerate(zip(first, second)):
         for name in one:
             require_same(other[name], one[name], f"{name} on rank {rank}, a second time")
     for ranks, found in by_group(first, situation):
         for rank, one in zip(ranks, found):
-            require_same(one["all_reduce"], found[0]["all_reduce"], f"all_reduce on rank {rank}, beside rank {ranks[0]}")
+            for name in cases_of(situation, "all_reduce"):
+                require_same(one[name], found[0][name], f"{name} on rank {rank}, beside rank {ranks[0]}, in {situation}")
+            if {"all_reduce rabenseifner", "all_reduce doubling"} <= one.keys():
+                require_same(one["all_reduce rabenseifner"], one["all_reduce doubling"], f"two ways of halving, on rank {rank}")
 
 
 def _sum_fractions(wire, situation):
+    """Every algorithm that adds up, on numbers that round."""
     axis = _axis(wire, situation)
     x = situation.fractions(situation.shape, axis.ranks[0], axis.index)
-    return {"all_reduce": collectives.all_reduce(x, axis), "reduce": trees.reduce(x, axis, situation.root),
-            "reduce_scatter": collectives.reduce_scatter(x, axis, situation.dim, situation.sizes)}
+    return {name: case.run(x, axis, situation) for name, case in sums_of(situation).items()}
 
 
 def one_rounding(world, situation: CommSituation):
-    """A sum of float16 over ranks is the exact sum, rounded once, however many ranks there are."""
-    situation = replace(situation, dtype="float16")
+    """A sum of float16 over ranks is the exact sum, rounded once, however many ranks there are, by every algorithm."""
+    situation = replace(situation, dtype="float16", op="add")
     results = world.run(_sum_fractions, situation.ranks, situation)
     for ranks, found in by_group(results, situation):
         xs = np.array([situation.fractions(situation.shape, ranks[0], index) for index in range(situation.size)], np.float64)
         exact = xs.sum(axis=0).astype(np.float16)                           # float64 holds any such sum of 2**13 exactly
-        parts = np.split(exact, np.cumsum(situation.sizes)[:-1], axis=situation.dim)
-        for index, rank in enumerate(ranks):
-            require_same(found[index]["all_reduce"], exact, f"all_reduce of float16 on rank {rank} in {situation}")
-            require_same(found[index]["reduce_scatter"], parts[index], f"reduce_scatter of float16 on rank {rank} in {situation}")
-        require_same(found[situation.root]["reduce"], exact, f"reduce of float16 on rank {ranks[situation.root]} in {situation}")
+        for name, case in sums_of(situation).items():
+            for rank, got, expected in zip(ranks, found, case.meaning([exact], situation), strict=True):
+                require_same(got[name], expected, f"{name} of float16 on rank {rank} in {situation}")
 
 
 # Conjugate pairs.
@@ -241,8 +249,11 @@ def _run_compositions(wire, situation):
         found[f"the gradient of {second} after {first}"] = one.backward(two.backward(dy)), direct.backward(dy)
     x = situation.fractions(situation.shape, axis.ranks[0], axis.index)
     flat, sizes = x.reshape(x.size), shares(x.size, axis.size)
-    halves = collectives.all_gather(collectives.reduce_scatter(flat, axis, 0, sizes), axis, 0, sizes)
-    found["all_gather of reduce_scatter"] = halves.reshape(x.shape), collectives.all_reduce(x, axis)
+    for scatter, gather, both in (("ring", "ring", "ring"), ("direct", "ring", "direct"), ("halving", "doubling", "rabenseifner")):
+        part = collectives.reduce_scatter(flat, axis, 0, sizes, algorithm=scatter)
+        halves = collectives.all_gather(part, axis, 0, sizes, algorithm=gather)
+        whole_sum = collectives.all_reduce(x, axis, algorithm=both)
+        found[f"{gather} all_gather of {scatter} reduce_scatter"] = halves.reshape(x.shape), whole_sum
     return found
 
 

@@ -25,6 +25,10 @@ class CommSituation:
     other_sizes: tuple[int, ...] = (2, 1, 1)
     dtype: str = "float64"
     root: int = 0
+    op: str = "add"                         # what reductions do: add or maximum
+    segment: int = 16                       # bytes of a message of pipelines
+    node: int | None = None                 # ranks of one node
+    cases: tuple[str, ...] = ()             # what is run, by name; none: everything
     strided: bool = False                   # arguments that are no single run of memory
     seed: int = 0
 
@@ -44,6 +48,11 @@ class CommSituation:
     def size(self) -> int:
         """Ranks on the axis."""
         return len(self.sizes)
+
+    @property
+    def ufunc(self) -> np.ufunc:
+        """What reductions do."""
+        return getattr(np, self.op)
 
     def even(self) -> CommSituation:
         """The same, with all shards as long as the first."""

@@ -12,14 +12,18 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar.comm import collectives, trees, volume
-from refpar.comm.mesh import Mesh, groups
+from refpar.comm import collectives, trees
+from refpar.comm.choose import ALGORITHMS, Task, chosen
+from refpar.comm.mesh import Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Wire
 from refpar.config import Layout, shares
+from refpar.plan import volume
+from refpar.plan.promise import promised
 
 MOST = 16           # ranks: their messages fit on a screen
 LARGEST = 2**20     # elements: (j+1) M p stays below 2**53, and so exact
+SEGMENT = 16        # bytes: pipelines send two elements at a time, so that they show
 
 
 class Sent(NamedTuple):
@@ -88,59 +92,75 @@ def axes_of(layout: Layout) -> list[str]:
     return [axis for axis in layout.order if getattr(layout, axis) > 1]
 
 
-def program(wire, layout: Layout, name: str, size: int, tape: Tape):
+class How(NamedTuple):
+    """The algorithm by name (None: what the table chooses), and the ranks of one node (None: all)."""
+    algorithm: str | None = None
+    node: int | None = None
+
+
+def program(wire, layout: Layout, name: str, size: int, how: How, tape: Tape):
     """One rank's part in the collective."""
-    axis = Mesh(layout, TapedWire(wire, tape)).axis(*axes_of(layout))
+    axis = Mesh(layout, TapedWire(wire, tape), how.node).axis(*axes_of(layout))
     sizes = shares(size, axis.size)
     first, mine = sum(sizes[:axis.index]), sizes[axis.index]
     whole, part = numbered(size, wire.rank, wire.size), numbered(mine, wire.rank, wire.size, first)
-    CALLS[name](whole, part, axis, sizes)
+    options = {"algorithm": how.algorithm} if name in ALGORITHMS else {}
+    CALLS[name](whole, part, axis, sizes, options)
 
 
-def _all_to_all(whole, part, axis, sizes):
+def _all_to_all(whole, part, axis, sizes, how):
     """A square of `size` rows and a column for each rank, cut along the columns; it becomes cut along the rows."""
-    return collectives.all_to_all(whole[:, None], axis, 0, sizes, 1, [1] * axis.size)
+    return collectives.all_to_all(whole[:, None], axis, 0, sizes, 1, [1] * axis.size, **how)
 
 
-# Name -> (whole array, this rank's part of it, axis, lengths of all parts) -> the collective's result.
+# Name -> (whole array, this rank's part of it, axis, lengths of all parts, options) -> the collective's result.
 CALLS: dict[str, Callable] = {
-    "all_reduce": lambda whole, part, axis, sizes: collectives.all_reduce(whole, axis),
-    "reduce_scatter": lambda whole, part, axis, sizes: collectives.reduce_scatter(whole, axis, 0, sizes),
-    "all_gather": lambda whole, part, axis, sizes: collectives.all_gather(part, axis, 0, sizes),
+    "all_reduce": lambda whole, part, axis, sizes, how: collectives.all_reduce(whole, axis, segment=SEGMENT, **how),
+    "reduce_scatter": lambda whole, part, axis, sizes, how: collectives.reduce_scatter(whole, axis, 0, sizes, **how),
+    "all_gather": lambda whole, part, axis, sizes, how: collectives.all_gather(part, axis, 0, sizes, **how),
     "all_to_all": _all_to_all,
-    "broadcast": lambda whole, part, axis, sizes: trees.broadcast(whole, axis),
-    "reduce": lambda whole, part, axis, sizes: trees.reduce(whole, axis),
-    "gather": lambda whole, part, axis, sizes: trees.gather(part, axis, 0, sizes),
-    "scatter": lambda whole, part, axis, sizes: trees.scatter(whole, axis, 0, sizes),
-    "barrier": lambda whole, part, axis, sizes: collectives.barrier(axis),
+    "broadcast": lambda whole, part, axis, sizes, how: collectives.broadcast(whole, axis, segment=SEGMENT, **how),
+    "reduce": lambda whole, part, axis, sizes, how: collectives.reduce(whole, axis, segment=SEGMENT, **how),
+    "gather": lambda whole, part, axis, sizes, how: trees.gather(part, axis, 0, sizes),
+    "scatter": lambda whole, part, axis, sizes, how: trees.scatter(whole, axis, 0, sizes),
+    "barrier": lambda whole, part, axis, sizes, how: collectives.barrier(axis),
 }
 
 
-def formula(name: str, i: int, sizes: list[int]) -> volume.Volume:
-    """What rank i sends by the formula of `comm/volume.py`."""
-    if name == "all_to_all":
-        return volume.all_to_all(i, sizes, [1] * len(sizes))
-    return volume.FORMULAS[name](i, sizes)
+def task_of(name: str, size: int, group: list[int], how: How) -> Task:
+    """What all ranks of a group know of the call."""
+    sizes = shares(size, len(group))
+    blocks = [sizes] * len(group) if name == "all_to_all" else sizes
+    return Task(blocks, np.dtype(np.float64), nodes(group, how.node), segment=SEGMENT)
 
 
-def describe(layout: Layout, name: str, size: int) -> dict:
+def formula(name: str, i: int, size: int, group: list[int], how: How) -> volume.Volume:
+    """What rank i of a group sends by the formula of `plan/volume.py`, in bytes."""
+    if name in ALGORITHMS:
+        return promised(name, how.algorithm, i, task_of(name, size, group, how))
+    return volume.FORMULAS[name](i, shares(size, len(group))).times(8)
+
+
+def describe(layout: Layout, name: str, size: int, how: How = How()) -> dict:
     """Every message, and what each rank sent beside the formula, for a program to read."""
     tape = Tape()
-    ThreadWorld().run(program, layout.ranks, layout, name, size, tape)
-    totals = []
+    ThreadWorld().run(program, layout.ranks, layout, name, size, how, tape)
+    totals, lines = [], groups(layout, *axes_of(layout))
     for rank in range(layout.ranks):
         mine = [sent for sent in tape.sent if sent.source == rank]
-        group = next(group for group in groups(layout, *axes_of(layout)) if rank in group)
-        told = formula(name, group.index(rank), shares(size, len(group)))
+        group = next(group for group in lines if rank in group)
+        told = formula(name, group.index(rank), size, group, how)
         totals.append({"rank": rank, "messages": len(mine), "bytes": sum(sent.bytes for sent in mine),
-                       "formula_messages": told.messages, "formula_bytes": told.elements * 8})
-    return {"collective": name, "mesh": str(layout), "elements": size,
+                       "formula_messages": told.messages, "formula_bytes": told.elements})
+    algorithm = chosen(name, how.algorithm, task_of(name, size, lines[0], how)) if name in ALGORITHMS else None
+    return {"collective": name, "algorithm": algorithm, "mesh": str(layout), "elements": size,
             "messages": [sent._asdict() for sent in sorted(tape.sent)], "totals": totals}
 
 
 def draw(told: dict) -> str:
     """The rounds, and the totals."""
-    lines = [f"{told['collective']} on mesh {told['mesh']}; the array x has {told['elements']} elements of 8 bytes",
+    by = f" by {told['algorithm']}" if told["algorithm"] else ""
+    lines = [f"{told['collective']}{by} on mesh {told['mesh']}; the array x has {told['elements']} elements of 8 bytes",
              "x[2:4] of 0+1: elements 2 and 3, the sum of what ranks 0 and 1 had"]
     for number, messages in groupby(told["messages"], key=lambda sent: sent["round"]):
         lines += ["", f"round {number}"]
