@@ -24,7 +24,7 @@ class Errand(NamedTuple):
     """What a rank is about: what its messages belong to."""
     axis: str | None = None         # the mesh axis, e.g. "dp"
     operation: str | None = None    # the outermost collective, e.g. "all_reduce"
-    call: Any = None                # what the axis made of that collective's call (see `refpar/comm/calls.py`)
+    call: Any = None                # what the axis made of that collective's call (see `refpar/sanitizer/calls.py`)
 
 
 _errand: ContextVar[Errand] = ContextVar("errand", default=Errand())

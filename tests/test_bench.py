@@ -61,7 +61,8 @@ def test_a_memory_of_blocks_answers_as_they_do():
     one = Places(place // 70, place % 70, place)
     other = one._replace(document=place // 7, position=place % 7)
     for asked in ((one, one, 2, np.float32, 9), (one, one, 2, np.float32, 9), (one, one, 2, np.float32, 99),
-                  (other, one, 2, np.float32, 99), (other, other, 2, np.float32, 99), (other, other, 2, np.float64, 99), (other, other, 9000, np.float64, 99)):
+                  (other, one, 2, np.float32, 99), (other, other, 2, np.float32, 99), (other, other, 2, np.float64, 99),
+                  (other, other, 9000, np.float64, 99)):
         answer, expected = plan(*asked), list(blocks(*asked))
         assert len(answer) == len(expected)
         for mine, theirs in zip(answer, expected):

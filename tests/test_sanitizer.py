@@ -15,7 +15,7 @@ from strategies_comm import situations
 
 from refpar import watch
 from refpar.comm import collectives, trees
-from refpar.comm.calls import REMEMBERED, Mismatch
+from refpar.sanitizer.calls import REMEMBERED, Mismatch
 from refpar.comm.mesh import Axis, Mesh, groups
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Deadlock

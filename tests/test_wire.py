@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refpar import watch
-from refpar.comm.report import cycle
+from refpar.sanitizer.report import cycle
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import LIMIT, Deadlock, Leftover, gather_objects, pieces, recv_object, send_object, share_object
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from refpar.comm.calls import Calls, Mismatch, different
-from refpar.comm.report import Wait, deadlock_text
+from refpar.sanitizer.calls import Calls, Mismatch, different
+from refpar.sanitizer.report import Wait, deadlock_text
 from refpar.comm.wire import Aborted, Deadlock, Wire, gather_objects, share_object
 
 RUNNING, WAITING, ENDED = range(3)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from refpar import watch
-from refpar.comm.calls import Call
+from refpar.sanitizer.calls import Call
 from refpar.config import Layout
 
 

@@ -26,7 +26,7 @@ from contextvars import Context
 from mpi4py import MPI
 
 from refpar.comm.board import TICK, NoBoard, hang_up
-from refpar.comm.report import WIRES, Wait, errand_text, site, wait_of
+from refpar.sanitizer.report import WIRES, Wait, errand_text, site, wait_of
 from refpar.comm.wire import INTERRUPTED, LIMIT, Aborted, Failed, Wire, bytes_of, gather_objects, pieces, require_settled, share_object
 
 NAP = 20e-6             # seconds between two tests of a wait

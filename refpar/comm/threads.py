@@ -22,9 +22,9 @@ from threading import Lock, Thread
 import numpy as np
 
 from refpar import watch
-from refpar.comm import poison
-from refpar.comm.calls import Mismatch, Roll, same_errand
-from refpar.comm.report import buffer_text, deadlock_text, ends_text, errand_text, in_words, letters_text, site, wait_of
+from refpar.sanitizer import poison
+from refpar.sanitizer.calls import Mismatch, Roll, same_errand
+from refpar.sanitizer.report import buffer_text, deadlock_text, ends_text, errand_text, in_words, letters_text, site, wait_of
 from refpar.comm.wire import Aborted, Deadlock, Wire, bytes_of, require_settled
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm.calls import Call, Calls, Mismatch, disagreement
-from refpar.comm.report import leftovers, other_dtypes, site_of_call
+from refpar.sanitizer.calls import Call, Calls, Mismatch, disagreement
+from refpar.sanitizer.report import leftovers, other_dtypes, site_of_call
 
 LIMIT = 2**31 - 1       # bytes: MPI counts in C ints
 INTERRUPTED = 130       # exit status of Ctrl-C, as shells say it

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from refpar import watch
 
-ROOM = os.path.dirname(__file__)
-WIRES = {os.path.join(ROOM, name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py", "report.py")}
+HERE = os.path.dirname(__file__)
+ROOM = os.path.join(os.path.dirname(HERE), "comm")              # whose frames are not the program's
+WIRES = {os.path.join(ROOM, name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py")} | {__file__}
 NONE = ", for no collective"
 
 
@@ -83,7 +84,7 @@ def site(frame) -> Site:
 
 def site_of_call(frame) -> Site:
     """The innermost line outside `comm` and `watch`: where a collective is called."""
-    while frame is not None and (frame.f_code.co_filename.startswith(ROOM) or frame.f_code.co_filename == watch.__file__):
+    while frame is not None and (frame.f_code.co_filename.startswith((ROOM, HERE)) or frame.f_code.co_filename == watch.__file__):
         frame = frame.f_back
     return site(frame)
 

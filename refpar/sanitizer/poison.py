@@ -12,7 +12,7 @@ from linecache import getline
 
 import numpy as np
 
-from refpar.comm.report import errand_text
+from refpar.sanitizer.report import errand_text
 
 NUMBERS = 2**21 - 1
 BITS = {4: (np.uint32, 0), 8: (np.uint64, 29)}                  # bytes of a float -> (whole numbers of that size, shift)

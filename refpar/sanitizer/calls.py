@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refpar.comm.report import Site, ranks_text
+from refpar.sanitizer.report import Site, ranks_text
 from refpar.config import shares
 from refpar.watch import Errand
 

@@ -1,0 +1,4 @@
+"""What the wires check, and how they tell it: calls that must agree, buffers that are touched too early, waits and letters in words.
+
+The room stands beside `watch`, below `comm`: it knows call sites, shapes and options, and sends nothing.
+"""
