@@ -137,7 +137,7 @@ def in_small_pieces(wire, limit, shape):
     axis = Axis.world(wire)
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + wire.rank
     with watch.watching(watch.Ledger()) as ledger:
-        total, whole = collectives.all_reduce(x, axis), trees.broadcast(x, axis, root=1)
+        total, whole = collectives.all_reduce(x, axis, algorithm="ring"), trees.broadcast(x, axis, root=1)
     return total, whole, ledger.sent()[0]
 
 
