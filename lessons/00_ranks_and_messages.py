@@ -131,4 +131,4 @@ def situations() -> list[CommSituation]:
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=trees.broadcast)
+    lesson.main(teach, mine=trees.broadcast, gives=lambda x, *_, **__: x)

@@ -172,4 +172,4 @@ def situations() -> list[CommSituation]:
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=ring.all_reduce)
+    lesson.main(teach, mine=ring.all_reduce, gives=lambda x, *_, **__: x)

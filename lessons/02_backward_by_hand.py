@@ -376,4 +376,4 @@ def row(x) -> str:
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=rmsnorm_backward, faults=FAULTS)
+    lesson.main(teach, mine=rmsnorm_backward, gives=lambda dy, saved, w: (dy, w), faults=FAULTS)

@@ -168,4 +168,4 @@ def _judged(wire, tokens: int):
 
 
 if __name__ == "__main__":
-    lesson.main(teach, mine=recurrence_backward)
+    lesson.main(teach, mine=recurrence_backward, gives=lambda dh, *_, **__: (dh, dh, 0.0))

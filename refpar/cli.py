@@ -102,7 +102,7 @@ OPTIONS: dict[str, Option] = {
     "dtype": Option(one_of("float32", "float64"), "NAME", "float32 or float64"),
     "text": Option(path, "FILE", "UTF-8 text to train on (default: the Python language reference)"),
     "out": Option(path, "DIR", "folder of the run: log and checkpoints (default: one under runs/)"),
-    "resume": Option(None, "", "go on from the last checkpoint of the folder, bitwise as if never stopped"),
+    "resume": Option(None, "", "go on from the last checkpoint of the folder, bitwise as if never stopped; the number of steps stays"),
     "save-every": Option(whole(1), "N", "steps between checkpoints (default: 100)"),
     "no-control": Option(None, "", "after a preset's own run, do not train the same model with its mixer cut out"),
     "sample": Option(whole(0), "N", "bytes of text to write at the end (default: 300)"),

@@ -306,10 +306,13 @@ def parse_model(text: str) -> Model:
     """`NAME[,field=value...]` or `FILE.json` (its fields, with an optional "base" preset) -> Model."""
     name, *changes = text.split(",")
     if name.endswith(".json"):
+        _require(not Path(name).exists() or Path(name).is_file(), f"model: {name} must be a regular file")
         try:
             fields = json.loads(Path(name).read_text())
         except OSError:
             raise ValueError(f"model: the file {name} cannot be read") from None
+        except RecursionError:
+            raise ValueError(f"model: the file {name} is nested too deep, and must hold one JSON object of fields") from None
         except ValueError as error:
             raise ValueError(f"model: the file {name} is not JSON ({error})") from None
         _require(isinstance(fields, dict), f"model: the file {name} must hold one JSON object of fields")

@@ -84,6 +84,8 @@ def read_documents(path: str | Path) -> list[bytes]:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"text: {path} is a directory, and must be a file of UTF-8 text")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"text: {path} is no regular file, and must be a file of UTF-8 text")
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -18,7 +18,9 @@ import linecache
 import sys
 import traceback
 from collections import defaultdict, deque
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from inspect import Signature, signature
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -117,6 +119,43 @@ class Wrong(Exception):
         self.details = details
 
 
+def misfit(found, form) -> str | None:
+    """What `found` is and must be instead, where it is not of the form: a nest of dicts, tuples, arrays and numbers."""
+    if isinstance(form, dict):
+        if not isinstance(found, dict) or found.keys() != form.keys():
+            has = f"a dict of {', '.join(map(str, found))}" if isinstance(found, dict) else described(found)
+            return f"{has}, and must return a dict of {', '.join(map(str, form))}"
+        return next(filter(None, (misfit(found[key], form[key]) for key in form)), None)
+    if isinstance(form, tuple):
+        if not isinstance(found, tuple | list) or len(found) != len(form):
+            return f"{described(found)}, and must return {len(form)} values"
+        return next(filter(None, map(misfit, found, form)), None)
+    kinds = np.ndarray if np.ndim(form) else (int, float, np.number, np.ndarray)
+    fits = isinstance(found, kinds) and np.shape(found) == np.shape(form)
+    return None if fits else f"{described(found)}, and must return {described(form)}"
+
+
+def described(found) -> str:
+    """None, a number, 2 values, an array of shape [3, 2]."""
+    if isinstance(found, np.ndarray):
+        return f"an array of shape {list(found.shape)}"
+    if isinstance(found, tuple | list):
+        return count(len(found), "value")
+    return "None" if found is None else "a number" if isinstance(found, int | float | np.number) else f"a {type(found).__name__}"
+
+
+def judged(function: Callable, gives: Callable) -> Callable:
+    """`function`, whose result must be of the form gives(its arguments); else Wrong."""
+    @wraps(function)
+    def mine(*args, **options):
+        form, found = gives(*args, **options), function(*args, **options)
+        wrong = misfit(found, form)
+        if wrong:
+            raise Wrong(f"{function.__name__} returned {wrong}")
+        return found
+    return mine
+
+
 class Mine(NamedTuple):
     """The reader's function, and ours, in whose place it stands: in every module, and in the lesson's own names."""
     path: Path
@@ -141,23 +180,37 @@ class Mine(NamedTuple):
 
     def wrong(self, error: Exception) -> Wrong:
         """The error as a sentence, with the innermost line of the reader's file that it went through."""
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path.absolute())]
         first, *more = str(error).split("\n")
-        if not lines:
-            return Wrong(first, "\n".join(more))
         rank = next((f" {note}" for note in getattr(error, "__notes__", ()) if "rank" in note), "")
+        if isinstance(error, Wrong):
+            return Wrong(f"{error}{rank}")
+        if not lines:
+            kind = f"{type(error).__name__}: " if isinstance(error, TypeError | LookupError | AttributeError) else ""
+            return Wrong(f"{kind}{first}", "\n".join(more))
         last = lines[len(lines) - 1]
-        text = linecache.getline(str(self.path), last.lineno).strip()
+        text = linecache.getline(last.filename, last.lineno).strip()
         where = f"  {self.path.name}, line {last.lineno}, in {last.name}:  {text}"
         return Wrong(f"{type(error).__name__}: {first}{rank}", "\n".join([*more, where]))
 
 
-def load_mine(path: Path, ours: Callable, names: dict[str, Any]) -> Mine:
-    """The function of our function's name in the reader's file; ValueError, one sentence, where there is none."""
+def alike(theirs: Signature, ours: Signature) -> bool:
+    """Can theirs be called with what ours must be given, or with some of what it may be given too?"""
+    names = list(ours.parameters)
+    for least in range(sum(p.default is p.empty for p in ours.parameters.values()), len(names) + 1):
+        with suppress(TypeError):
+            theirs.bind(*names[:least])
+            return True
+    return False
+
+
+def load_mine(path: Path, ours: Callable, gives: Callable, names: dict[str, Any]) -> Mine:
+    """The function of our function's name in the reader's file; ValueError, one sentence, where there is none that takes what
+    ours must be given."""
     name = ours.__name__
     if not path.is_file():
         raise ValueError(f"--mine: there is no file {path}")
-    spec = importlib.util.spec_from_file_location("mine", path)
+    spec = importlib.util.spec_from_file_location("mine", path.absolute())
     if spec is None:
         raise ValueError(f"--mine: {path} must be a Python file, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
@@ -166,11 +219,14 @@ def load_mine(path: Path, ours: Callable, names: dict[str, Any]) -> Mine:
     except SyntaxError as error:
         raise ValueError(f"--mine: {path}, line {error.lineno}, is not Python: {error.msg}") from None
     except Exception as error:
-        line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)][-1:]
+        line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())][-1:]
         raise ValueError(f"--mine: {path}, line {line[0] if line else '?'}, raises {type(error).__name__}: {error}") from None
     if not callable(getattr(module, name, None)):
         raise ValueError(f"--mine: {path} must define a function {name}, and does not")
     function = getattr(module, name)
+    if not alike(signature(function), signature(ours)):
+        raise ValueError(f"--mine: {name} of {path} takes {signature(function)}, and must take {signature(ours)}")
+    function = judged(function, gives)
     return Mine(path, watch.collective(function) if hasattr(ours, "__wrapped__") else function, ours, names)
 
 
@@ -273,12 +329,13 @@ def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
     return parser
 
 
-def main(teach: Callable, mine: Callable | None = None, faults: tuple = ()):
-    """Run a lesson as a program, and exit.  mine: our function that a reader may replace.  faults: those that can be planted."""
-    sys.exit(launched(lambda world: _lesson(world, teach, mine, faults)))
+def main(teach: Callable, mine: Callable | None = None, gives: Callable | None = None, faults: tuple = ()):
+    """Run a lesson as a program, and exit.  mine: our function that a reader may replace; gives(its arguments): something of the
+    form that it must return.  faults: those that can be planted."""
+    sys.exit(launched(lambda world: _lesson(world, teach, mine, gives, faults)))
 
 
-def _lesson(world, teach: Callable, mine: Callable | None, faults: tuple) -> int:
+def _lesson(world, teach: Callable, mine: Callable | None, gives: Callable | None, faults: tuple) -> int:
     """Help, a refusal of one process which is a refusal of all, or the lesson; the exit status."""
     parser = _parser(teach.__globals__["__doc__"], mine, faults)
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -287,7 +344,7 @@ def _lesson(world, teach: Callable, mine: Callable | None, faults: tuple) -> int
         return 0
     page, refusal = None, None
     try:
-        page = _page(world, parser.parse_args(), teach, mine, faults)
+        page = _page(world, parser.parse_args(), teach, mine, gives, faults)
     except ValueError as error:
         refusal = str(error)
     refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence]
@@ -301,7 +358,7 @@ def _say(wire, refusal: str | None) -> str | None:
     return refusal
 
 
-def _page(world, args, teach: Callable, mine: Callable | None, faults: tuple) -> Page:
+def _page(world, args, teach: Callable, mine: Callable | None, gives: Callable | None, faults: tuple) -> Page:
     """The page that the options ask for; ValueError, one sentence, where there is none."""
     ranks = world.size or 4
     if args.ranks is not None:
@@ -316,7 +373,8 @@ def _page(world, args, teach: Callable, mine: Callable | None, faults: tuple) ->
     known = {fault.name: fault for fault in faults}
     if name is not None and name not in known:
         raise ValueError(f"--fault: there is no fault {name!r} here; there are {', '.join(known)}")
-    return Page(world, ranks, args.show, load_mine(path, mine, teach.__globals__) if path else None, known[name] if name else None)
+    function = load_mine(path, mine, gives, teach.__globals__) if path else None
+    return Page(world, ranks, args.show, function, known[name] if name else None)
 
 
 def _taught(page: Page, teach: Callable) -> int:

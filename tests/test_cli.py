@@ -28,6 +28,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 100)
     (tmp_path / "there").mkdir()
     (tmp_path / "bad.json").write_text("{")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "cut.npz").mkdir()
     (tmp_path / "cut.npz" / "step-000003.npz").write_bytes(b"PK\3\4 and no more")
     return tmp_path
@@ -73,6 +75,9 @@ REFUSED = [
     ("train --model llama,vocab=100", "vocab=100 must be at least 256"),
     ("train --model nope.json", "the file nope.json cannot be read"),
     ("train --model bad.json", "the file bad.json is not JSON"),
+    ("train --model deep.json", "the file deep.json is nested too deep"),
+    ("train --model pipe.json", "pipe.json must be a regular file"),
+    ("train --text /dev/zero", "/dev/zero is no regular file"),
     ("train --steps 0", "--steps must be a whole number of at least 1, not '0'"),
     ("train --rows x", "--rows must be a whole number of at least 1, not 'x'"),
     ("train --rate -1", "--rate must be a number of at least 0, not '-1'"),
@@ -229,3 +234,23 @@ def test_a_closed_pipe_is_silence(folder, words):
                          env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
     os.close(writer)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_fault_is_repeated_by_the_command_it_prints(capsys):
+    assert cli.main(["verify", "--fault", "mean-of-means"]) == 1
+    last = capsys.readouterr().out.splitlines().pop()
+    assert last.startswith("FAILS: step 1: the gradient") and "(python -m refpar verify --fault mean-of-means --model llama" in last
+    assert cli.main(shlex.split(last[last.index("verify"):].rstrip(")"))) == 1
+    assert capsys.readouterr().out.splitlines().pop() == last
+
+
+def test_what_processes_do_not_see_threads_may(capsys, monkeypatch):
+    from refpar.comm.threads import ThreadWorld
+    from refpar.commands import verify
+    monkeypatch.setattr("refpar.oracle.faults.property_of", lambda fault: lambda world, situation: None)
+    world = ThreadWorld()
+    world.kind, world.size = "processes", 1
+    assert verify.run_fault(world, "reused-buffer") == 1 and "ranks are 1 process\n" in verify.heading(world)
+    assert "NOT SEEN" in (out := capsys.readouterr().out) and out.endswith("see it:  python -m refpar verify --fault reused-buffer\n")
+    with pytest.raises(ValueError, match="--fault reused-buffer shows on 3 ranks, and mpiexec started 1"):
+        verify.prepare(world, cli.parse("verify", ["--fault", "reused-buffer"]))

@@ -119,6 +119,38 @@ def test_mine_crashing(lesson, tmp_path, number):
     assert "VERDICT: red. mine.py: " in verdict(out) and f"mine.py, line {CRASH[number].count(chr(10))}, in " in out
 
 
+def returning(number: str, value: str) -> str:
+    """A file whose function gives back `value`, whatever it is given."""
+    (definition,) = [line for line in CRASH[number].splitlines() if line.startswith("def")]
+    return f"import numpy as np\n\n{definition}\n    return {value}\n"
+
+
+@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("value, words", [("None", "returned None"), ("7", "returned a number"),
+                                          ("np.zeros(99)", "returned an array of shape [99]"), ("(1, {})", "returned 2 values"),
+                                          ("{'nothing': 1}", "returned a dict")])
+def test_mine_of_another_form(lesson, tmp_path, number, value, words):
+    if (number, value) == ("02", "(1, {})"):
+        words = "returned a number, and must return an array of shape"
+    (tmp_path / "mine.py").write_text(returning(number, value))
+    status, out, err = lesson(number, "--mine", tmp_path / "mine.py")
+    assert (status, err) == (1, "") and words in verdict(out) and "and must return" in verdict(out) and "on rank" in verdict(out)
+
+
+def test_mine_is_named_by_a_path_from_here(lesson, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CRASH["00"])
+    status, out, _ = lesson("00", "--mine", "mine.py")
+    assert status == 1 and "AttributeError: 'numpy.ndarray' object has no attribute 'nothing'" in verdict(out)
+    assert "mine.py, line 2, in broadcast:  return x.nothing" in out
+
+
+def test_mine_of_other_arguments(lesson, tmp_path):
+    (tmp_path / "mine.py").write_text("def all_reduce(x):\n    return x\n")
+    status, _, err = lesson("01", "--mine", tmp_path / "mine.py")
+    assert status == 2 and err.endswith("mine.py takes (x), and must take (x, axis)\n")
+
+
 def test_mine_waiting_for_ever_is_named(lesson, tmp_path):
     (tmp_path / "mine.py").write_text("import numpy as np\n\ndef all_reduce(x, axis):\n"
                                       "    axis.recv(np.empty_like(x), (axis.index - 1) % axis.size)\n")
@@ -133,14 +165,15 @@ def test_mine_that_sends_too_much_is_told_so(lesson, tmp_path):
     assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "bitwise_repeatable holds" in out
 
 
-@pytest.mark.parametrize("text, status", [(None, 0), (CRASH["01"], 1)])
-def test_mine_on_processes(mpi, tmp_path, text, status):
+@pytest.mark.parametrize("text, words", [(None, "green"), (CRASH["01"], "mine.py, line 4, in all_reduce"),
+                                         (returning("01", "None"), "all_reduce returned None, and must return an array")])
+def test_mine_on_processes(mpi, tmp_path, text, words):
     path = ROOT / "docs" / "answers" / ANSWERS["01"]
     if text:
         path = tmp_path / "mine.py"
         path.write_text(text)
     ended, out, err = on_processes("01", "--mine", path, ranks=3)
-    assert ended == status and ("green" if status == 0 else "mine.py, line 4, in all_reduce") in out and verdict(out), err
+    assert ended == (1 if text else 0) and words in out and verdict(out), err
 
 
 @pytest.mark.parametrize("number, fault", [*(("03", fault.name) for fault in NORMALISATION), ("02", "no-document-mask"),

@@ -174,10 +174,10 @@ def ending_all():
 def end_all(error: BaseException):
     """Print why, in one write so that ranks do not mix, and end every process of the job with exit status 1."""
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    if isinstance(error, Aborted) and error.__cause__:
+        error = error.__cause__         # a deadlock, or Ctrl-C in a wait
     if isinstance(error, KeyboardInterrupt | Failed):
         end_in_a_line(error, rank)
-    if isinstance(error, Aborted) and error.__cause__:
-        error = error.__cause__         # a deadlock
     if isinstance(error, SystemExit):
         error.add_note(f"rank {rank} called sys.exit({error.code}) in the middle of a run")
     trace = error.__traceback__
@@ -202,3 +202,4 @@ def abort(text: str, status: int):
     sys.stderr.flush()
     time.sleep(DRAIN)
     MPI.COMM_WORLD.Abort(status)
+    os._exit(status)        # where Abort comes back, and mpiexec's signal is still on its way

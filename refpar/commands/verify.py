@@ -35,7 +35,10 @@ def prepare(world, args) -> Job:
     """Refuse what cannot be run, in one sentence; else name the situations."""
     from refpar.oracle.faults import fault_named
     if args.fault:
-        fault_named(args.fault)
+        shows = fault_named(args.fault).shows
+        ranks = getattr(getattr(shows, "layout", shows), "ranks", 1)
+        if world.size is not None and ranks > world.size:
+            raise ValueError(f"--fault {args.fault} shows on {ranks} ranks, and mpiexec started {world.size}")
     family = "uneven" if args.uneven else "tiny"
     models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
     layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
@@ -88,7 +91,7 @@ def run(world, job: Job) -> int:
 
 def heading(world) -> str:
     """What the table shows, and its column heads."""
-    ranks = "ranks are threads of this process" if world.kind == "threads" else f"ranks are {world.size} processes"
+    ranks = "ranks are threads of this process" if world.kind == "threads" else f"ranks are {count(world.size, 'process', 'processes')}"
     return (f"refpar verify: the sharded run beside the single process; {ranks}\n"
             "  errors    the largest, in units of the bound 32 eps sqrt(n) scale: at most 1 is equal\n"
             "  held      largest share of the weights, and of what backward needs, that a rank held / what its placements allow\n"
@@ -111,7 +114,7 @@ def ending(job: Job, failed: list[str], world) -> str:
     lines = [""]
     if job.left_out:
         lines.append(f"left out, for want of ranks: {' '.join(map(str, job.left_out))}")
-    lines += failed or [f"VERIFIED: {plural(len(job.situations), 'sharded run')} the single process"]
+    lines += failed or [f"VERIFIED: {count(len(job.situations), 'sharded run equals', 'sharded runs equal')} the single process"]
     if world.kind == "threads":
         lines.append("the same on real processes:   mpiexec -n 4 python -m mpi4py -m refpar verify")
     return "\n".join(lines + ["", "next:  mpiexec -n 2 python -m mpi4py -m refpar train --model llama --mesh dp=2",
@@ -119,9 +122,9 @@ def ending(job: Job, failed: list[str], world) -> str:
                               "       python -m refpar verify --fault mean-of-means"])
 
 
-def plural(count: int, thing: str) -> str:
+def count(number: int, one: str, more: str) -> str:
     """ "1 sharded run equals", "2 sharded runs equal". """
-    return f"{count} {thing} equals" if count == 1 else f"{count} {thing}s equal"
+    return f"{number} {one if number == 1 else more}"
 
 
 def as_json(situation: Situation, judgement: Judgement) -> dict:
@@ -134,7 +137,7 @@ def list_faults(world) -> int:
     from refpar.oracle.faults import FAULTS
     if world.main:
         for fault in FAULTS:
-            print(f"{fault.name:<24}{fault.report}\n{textwrap.fill(fault.summary, 100, initial_indent=INDENT, subsequent_indent=INDENT)}")
+            print(f"{fault.name:<29}{fault.report}\n{textwrap.fill(fault.summary, 100, initial_indent=INDENT, subsequent_indent=INDENT)}")
     return 0
 
 
@@ -146,8 +149,11 @@ def run_fault(world, name: str) -> int:
     try:
         property_of(fault)(PlantedWorld(world, fault), fault.shows)
         sentence = f"NOT SEEN: {name} is planted, and {fault.property} holds all the same"
+        if world.kind == "processes":
+            sentence += f"; ranks as threads see it:  python -m refpar verify --fault {name}"
     except Exception as error:
-        sentence = f"FAILS: {error}"
+        again = "python -m refpar verify"
+        sentence = f"FAILS: {error}".replace(again, f"{again} --fault {name}")
     if world.main:
         print(f"planted: {fault.name}, in {fault.function}\n  {fault.summary}\n  reported as {fault.report}\n"
               f"property: {fault.property}\n{sentence}")
