@@ -71,6 +71,7 @@ def terms_of(operation: str, x, axis, options: dict) -> tuple[dict, list, list |
     terms: dict[str, Any] = {"operation": operation, "axis": axis.name}
     if "shapes" in options:
         terms |= {"dtype": name_of(np.asarray(block).dtype) for block in x[:1]}
+        terms |= {name: plain(value) for name, value in options.items() if name != "shapes"}
         return terms, [list(np.shape(block)) for block in x], plain(options["shapes"])
     if x is None:
         return terms, [], None
