@@ -212,7 +212,8 @@ class Layout:
             axis, _, size = part.partition("=")
             _require(axis in AXES, f"mesh: {axis!r} in {text!r} is no axis; the axes are {', '.join(AXES)}")
             _require(axis not in sizes, f"mesh: {axis} stands twice in {text!r}")
-            _require(size.isascii() and size.isdigit() and int(size) > 0, f"mesh: {axis}={size} in {text!r} must be a whole number of at least 1")
+            _require(size.isascii() and size.isdigit() and int(size) > 0,
+                     f"mesh: {axis}={size} in {text!r} must be a whole number of at least 1")
             sizes[axis] = int(size)
         return cls(**sizes, order=tuple(order.split(",")) if order else AXES)
 
