@@ -21,6 +21,7 @@ from typing import Any, Callable, NamedTuple
 from refpar.config import PRESETS, Layout, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
+LARGEST = 2**63 - 1     # of whole numbers
 THREADS = 256           # ranks at most, where they are threads
 
 
@@ -29,6 +30,8 @@ def whole(least: int) -> Callable:
     def parse(text: str) -> int:
         if not text.isascii() or not text.removeprefix("-").isdigit() or int(text) < least:
             raise ValueError(f"must be a whole number of at least {least}, not {text!r}")
+        if int(text) > LARGEST:
+            raise ValueError(f"must be at most {LARGEST}, not {text!r}")
         return int(text)
     return parse
 

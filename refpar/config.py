@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,8 @@ class Model:
                  f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}, where that is not 0")
         _require(self.norm_eps > 0, f"model: norm_eps={self.norm_eps} must be above 0")
         _require(self.rope_base > 1, f"model: rope_base={self.rope_base} must be above 1")
+        for name, value in vars(self).items():
+            _require(not isinstance(value, float) or math.isfinite(value), f"model: {name}={value} must be finite")
         layers = self.blocks * len(self.pattern)
         _require(layers <= LAYERS, f"model: blocks={self.blocks} have {layers} layers, and at most {LAYERS} are taken")
         _require(self.numbers <= PARAMETERS, f"model: its matrices have {self.numbers:,} parameters, and at most {PARAMETERS:,} are taken")
@@ -209,7 +212,8 @@ class Layout:
             axis, _, size = part.partition("=")
             _require(axis in AXES, f"mesh: {axis!r} in {text!r} is no axis; the axes are {', '.join(AXES)}")
             _require(axis not in sizes, f"mesh: {axis} stands twice in {text!r}")
-            _require(size.isdigit() and int(size) > 0, f"mesh: {axis}={size} in {text!r} must be a whole number of at least 1")
+            _require(size.isascii() and size.isdigit() and int(size) > 0,
+                     f"mesh: {axis}={size} in {text!r} must be a whole number of at least 1")
             sizes[axis] = int(size)
         return cls(**sizes, order=tuple(order.split(",")) if order else AXES)
 

@@ -53,6 +53,9 @@ def prepare(world, args) -> Job:
         check_ranks(world, layout)
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
+        tokens = situation.training.rows * situation.training.sequence
+        if max(situation.documents, default=0) > tokens:
+            raise ValueError(f"--documents {max(situation.documents)} is longer than a step, which has {tokens} tokens")
         if situation.last_rows > situation.training.rows:
             raise ValueError(f"--last-rows {situation.last_rows} must be at most the {situation.training.rows} rows of a step")
         situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
