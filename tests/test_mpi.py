@@ -213,3 +213,8 @@ def test_a_rank_that_is_stuck_shows_where(mpi):
 def test_programs_are_pickled_by_reference(pool):
     with pytest.raises(Exception, match="pickle"):
         pool.run(lambda wire: None, 2)
+
+
+def test_a_number_of_ranks_that_is_none(mpi):
+    status, sentence = start("", PMI_SIZE="abc")
+    assert status == 2 and sentence == "job.py: PMI_SIZE='abc' must be the number of ranks that mpiexec started\n"

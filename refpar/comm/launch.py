@@ -85,7 +85,10 @@ def launch():
 def started() -> int | None:
     """How many ranks mpiexec, or srun, started, this process among them; None where nobody did."""
     sizes = SIZES + SLURM if "PMIX_RANK" in os.environ else SIZES
-    return next((int(os.environ[name]) for name in sizes if name in os.environ), None)
+    name = next((name for name in sizes if name in os.environ), None)
+    if name is not None and not os.environ[name].isdecimal():
+        raise LaunchError(f"{name}={os.environ[name]!r} must be the number of ranks that mpiexec started")
+    return None if name is None else int(os.environ[name])
 
 
 def refuse(error: Exception | str, world=None) -> NoReturn:
