@@ -224,8 +224,10 @@ def load_mine(path: Path, ours: Callable, gives: Callable, names: dict[str, Any]
     if not callable(getattr(module, name, None)):
         raise ValueError(f"--mine: {path} must define a function {name}, and does not")
     function = getattr(module, name)
-    if not alike(signature(function), signature(ours)):
-        raise ValueError(f"--mine: {name} of {path} takes {signature(function)}, and must take {signature(ours)}")
+    wanted = signature(ours)
+    wanted = wanted.replace(parameters=[p for p in wanted.parameters.values() if not isinstance(p.default, np.ufunc)])  # all add
+    if not alike(signature(function), wanted):
+        raise ValueError(f"--mine: {name} of {path} takes {signature(function)}, and must take {wanted}")
     function = judged(function, gives)
     return Mine(path, watch.collective(function) if hasattr(ours, "__wrapped__") else function, ours, names)
 
