@@ -262,6 +262,8 @@ _EVEN = dict(width=64, heads=8, kv_heads=2, head_width=8, ffn=128, ssm_heads=8, 
 _ODD = dict(width=33, heads=6, kv_heads=3, head_width=10, ffn=71, ssm_heads=9, ssm_head_width=7, groups=3, state=5, chunk=7,
             inner=47, dt_rank=3, vocab=259)
 
+_HYBRID = ("mamba2", "attention", "mamba1", "mlp")
+
 PRESETS: dict[str, Model] = {
     "llama": Model(blocks=4, width=128, heads=4, kv_heads=2, head_width=32, ffn=384),
     "mamba2": Model(pattern=("mamba2",), blocks=2, width=128, ssm_heads=8, ssm_head_width=32, groups=2, state=64, conv=2),
@@ -275,10 +277,12 @@ PRESETS: dict[str, Model] = {
     "mamba1": Model(pattern=("mamba1",), blocks=4, width=128, inner=256, dt_rank=8, state=16),
     "mamba1-tiny": Model(pattern=("mamba1",), blocks=8, **_EVEN),
     "mamba1-uneven": Model(pattern=("mamba1",), blocks=5, **_ODD),
+    "hybrid-tiny": Model(pattern=_HYBRID, blocks=2, **_EVEN),
+    "hybrid-uneven": Model(pattern=_HYBRID, blocks=1, **_ODD),
 }
 
 # The families that `verify` walks where none is named: each has presets NAME-tiny and NAME-uneven.
-FAMILIES = ("llama", "gpt2", "mamba1", "mamba2")
+FAMILIES = ("llama", "gpt2", "mamba1", "mamba2", "hybrid")
 
 # How the presets that are made to learn are trained; a whole run on 2 cores, control included, takes minutes.
 TRAININGS: dict[str, Training] = {

@@ -13,7 +13,7 @@ from refpar.nn.ssm import softplus_forward
 from refpar.oracle.equal import assert_equal, leaves
 
 BIASES = [f"{name}_bias" for name in ("norm", "q", "k", "v", "o", "up", "down")]
-FAMILIES = ("llama-uneven", "mamba1-uneven", "mamba2-uneven", "gpt2-uneven")
+FAMILIES = ("llama-uneven", "mamba1-uneven", "mamba2-uneven", "gpt2-uneven", "hybrid-uneven")
 
 
 @given(st.sampled_from(FAMILIES), st.integers(1, 12), st.integers(0, 11), st.booleans(), st.sampled_from([np.float32, np.float64]))
