@@ -1,5 +1,6 @@
 """What every test shares: the fixture `world`, threads and real MPI ranks in turn, and how many cases hypothesis draws."""
 import os
+import signal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # before numpy: ranks are the parallelism here
 
@@ -9,6 +10,9 @@ from hypothesis import settings  # noqa: E402
 from pool.mpipool import PoolWorld, missing  # noqa: E402
 
 from refpar.comm.threads import ThreadWorld  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:       # as in a background job: what tests start would not hear Ctrl-C either
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("refpar", CASES)
 settings.load_profile("refpar")
