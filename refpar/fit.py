@@ -20,7 +20,7 @@ from refpar.comm.collectives import all_gather, all_reduce
 from refpar.comm.wire import Failed
 from refpar.config import Layout, Model, Training, share
 from refpar.nn.build import build
-from refpar.nn.gradient import loss_of
+from refpar.nn.gradient import loss_of, zeros_like
 from refpar.nn.init import initial
 from refpar.progress import Log
 from refpar.train import State, rate_of, train_step
@@ -50,8 +50,7 @@ def fresh(plan: Plan) -> State:
     """The state before the first step."""
     chain = build(plan.model, seed=plan.training.seed)
     params = initial(plan.model, chain, plan.training.seed, np.dtype(plan.training.dtype))
-    m, v = ({layer: {name: np.zeros_like(array) for name, array in group.items()} for layer, group in params.items()} for _ in "mv")
-    return State(params, m, v)
+    return State(params, zeros_like(params), zeros_like(params))
 
 
 def stored(plan: Plan) -> State:

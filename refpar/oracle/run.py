@@ -15,7 +15,7 @@ from refpar import watch
 from refpar.comm.mesh import Mesh
 from refpar.corpus import micro_batches
 from refpar.nn.build import build, plain
-from refpar.nn.gradient import loss_and_gradients
+from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
 from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import leaves
@@ -68,14 +68,7 @@ def fresh(situation: Situation):
     training = situation.training
     chain = frozen(build(situation.model, training.seed, frozen_seams(plain(situation.model, training.seed))))
     params = initial(situation.model, chain, training.seed, np.dtype(training.dtype), rough=True)
-    return chain, State(params, *moments(params))
-
-
-def moments(params: dict) -> tuple[dict, dict]:
-    """Two nests of zeros like the parameters: AdamW's moments before the first step."""
-    def zeros():
-        return {layer: {name: np.zeros_like(array) for name, array in group.items()} for layer, group in params.items()}
-    return zeros(), zeros()
+    return chain, State(params, zeros_like(params), zeros_like(params))
 
 
 def whole_step(situation: Situation, chain, state: State) -> Step:
