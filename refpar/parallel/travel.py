@@ -50,13 +50,13 @@ def round_trip(x, axis, shapes, visit: Callable, homeward, join: Callable = np.a
         expected = []
         if owner != axis.index:
             more = np.empty(homeward[(owner - 1) % axis.size], here.dtype)
-            with watch.calling(axis, "round_trip"):
+            with watch.errand(axis.name, "round_trip"):
                 expected = [(axis.irecv(more, left), more)]         # what my left neighbour sends on after this visit
         share = _joined(visit(owner, here), coming, join)
         if owner == axis.index:
             mine = share
         else:
-            with watch.calling(axis, "round_trip"):
+            with watch.errand(axis.name, "round_trip"):
                 going.append(axis.isend(np.asarray(share, order="C"), right))
         coming = expected
     for request in going:

@@ -29,7 +29,8 @@ from refpar.config import share, shares
 from refpar.nn import blocks
 from refpar.nn.attention import EVERYTHING, extend, share_out
 from refpar.nn.seams import Pair
-from refpar.parallel.context import Here, attend_backward, attend_forward, require_first, ring_among, standing
+from refpar.parallel.context import (Here, attend_backward, attend_forward, gather, require_first, ring, ring_among, ring_q,
+                                     standing)
 from refpar.parallel.order import columns, together
 
 
@@ -122,3 +123,19 @@ def ulysses(cp, way: str, dropped: Callable = lambda first: None, window: int = 
         return dq, *share_out(dk, dv, dafter, dq.shape[1])
 
     return Pair(forward, backward)
+
+
+def context_core(cp, option: str, kv_heads: int, dropped: Callable = lambda first: None, window: int = EVERYTHING,
+                 plan=blocks.blocks, moved: str = "kv") -> Pair:
+    """The filling of `core` for an option of attention over cp, whose tokens lie in that option's order (`parallel/order.py`).
+
+    kv_heads: key heads of this rank.  moved: what travels round a ring, "kv" or "q".  plan: see `blocks.remembering`, which should
+    remember as many answers as cp has ranks.
+    """
+    if option == "gather":
+        return gather(cp, option, dropped(0), window, plan)
+    if option == "ulysses":
+        return ulysses(cp, option, dropped, window, plan)
+    if option == "ulysses+ring":
+        return ulysses(cp, option, dropped, window, plan, group_size(cp.size, kv_heads))
+    return {"kv": ring, "q": ring_q}[moved](cp, option, dropped(0), window, plan)
