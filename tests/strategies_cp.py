@@ -20,5 +20,5 @@ def situations(draw, most: int = 6, dtypes=("float64", "float32")):
         tokens=draw(st.sampled_from((8, 17, 3, 1, 2, 13, 24, 0))), pads=draw(st.sampled_from((0, 0, 3))),
         heads=kv_heads * draw(st.sampled_from((1, 2, 3))), kv_heads=kv_heads, width=draw(st.sampled_from((4, 6))),
         window=draw(st.sampled_from((0, 0, 1, 3, 6))), documents=draw(st.sampled_from(((10_000,), (5, 9), (1,), (7, 1, 12, 3)))),
-        loud=draw(st.sampled_from((1.0, 30.0))), first=draw(st.sampled_from((0, 4))), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))),
+        loud=draw(st.sampled_from((1.0, 30.0, 100.0))), first=draw(st.sampled_from((0, 4))), dropout=draw(st.sampled_from((0.0, 0.0, 0.3))),
         dtype=draw(st.sampled_from(dtypes)), node=draw(st.sampled_from((None, 2, 1, 3))), seed=draw(st.integers(0, 999)))

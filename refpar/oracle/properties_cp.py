@@ -78,6 +78,8 @@ def context_attention(world, situation: ContextSituation):
     """Attention over context-parallel ranks is attention: outputs, dq, dk and dv, put together, equal the single process's; and a
     token that is changed moves nothing, bitwise, that may not see it, on whatever rank."""
     shards = [told.shard for told in world.run(run_rank, situation.ranks, situation)]
+    held = sum(shard.out.shape[1] for shard in shards)
+    require(held == situation.length, f"the ranks hold {held} of {situation.length} tokens of a row, in {situation}")
     got, expected = unsharded(situation, shards), alone(situation)
     n = max(situation.length * max(1, situation.heads // situation.kv_heads), situation.width)
     for name, scale in scales(situation, situation.drawn())._asdict().items():
