@@ -12,6 +12,8 @@ from refpar.comm.threads import ThreadWorld
 from refpar.oracle.faults import FAULTS, fault_named, property_of
 from refpar.oracle.plant import PlantedWorld
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")         # faulty code takes nothing from nothing
+
 IDS = [fault.name for fault in FAULTS]
 DRAWN = {
     "sharded_equals_single": strategies.situations(3),
