@@ -12,6 +12,7 @@ from refpar import watch
 from refpar.comm.mesh import Axis
 from refpar.nn import attention, blocks
 from refpar.oracle.equal import distance
+from refpar.oracle.freeze import lent
 from refpar.oracle.properties_comm import require
 from refpar.oracle.situation_cp import ContextSituation, Drawn
 from refpar.parallel.order import columns, part_of
@@ -42,6 +43,7 @@ def run_rank(wire, situation: ContextSituation, changed=None) -> Told:
     core = context_core(cp, situation.way, situation.kv_heads, situation.drop, situation.reach, blocks.remembering(cp.size),
                         situation.moved)
     before = attention.start(batch, situation.kv_heads, situation.width, q.dtype)
+    core = core._replace(forward=lent(core.forward), backward=lent(core.backward))      # and nobody writes into what is lent
     with watch.watching(watch.Ledger()) as forward:
         out, after, saved = core.forward(q, k, v, batch, before)
     dafter = {name: np.zeros_like(after[name]) for name in ("k", "v")}

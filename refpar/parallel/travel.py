@@ -25,7 +25,7 @@ def travel(x, axis, shapes):
     x = np.asarray(x, order="C")
     for hop in range(axis.size):
         owner = (axis.index - hop) % axis.size
-        received, moving = [x][:hop], []
+        received, moving = [x][:hop], []                            # at hop 0 it is mine
         if hop + 1 < axis.size:
             received.append(np.empty(shapes[(owner - 1) % axis.size], x.dtype))
             with watch.calling(axis, "travel"):
