@@ -43,7 +43,7 @@ MERGED = (
           f"{CONTEXT}:attend_forward", '"lse": lse}', '"lse": lse * 0.6931471805599453}', RING,
           Situation(ranks=3, tokens=1, loud=0.0), HOLDS),
     Fault("rounded-at-each-hop-of-a-ring", "zhuzilin/ring-flash-attention#42",
-          "what the ring has so far is rounded to 16 bits before each merge: forward looks fine, and the error grows with the ranks",
+          "what the ring has so far is rounded to 16 bits before each merge: the error grows with the ranks",
           f"{CONTEXT}:ring_among", "attended = merge(attended, here.partial(",
           "attended = merge(Attended(*(x.astype(np.float16).astype(q.dtype) for x in attended)), here.partial(",
           RING, ALONE, HOLDS),
