@@ -34,6 +34,13 @@ def shares(size: int, n: int, unit: int = 1) -> list[int]:
     return [part.stop - part.start for part in (share(size, n, i, unit) for i in range(n))]
 
 
+def run_of(units: int, ranks: int, rank: int) -> tuple[int, slice]:
+    """(unit, run): where there are more ranks than units, the unit that `rank` shares and the run of ranks that share it.  With
+    fewer ranks each is a run of its own."""
+    runs = [share(ranks, min(units, ranks), unit) for unit in range(min(units, ranks))]
+    return next((unit, run) for unit, run in enumerate(runs) if rank in range(run.start, run.stop))
+
+
 def _require(holds: bool, sentence: str):
     if not holds:
         raise ValueError(sentence)
@@ -159,6 +166,11 @@ class Model:
         return self.width * tables + self.blocks * sum(inside[layer] for layer in self.pattern)
 
     @property
+    def norm_width(self) -> int:
+        """Channels that Mamba-2's norm takes together."""
+        return self.norm_group or self.ssm_heads // self.groups * self.ssm_head_width
+
+    @property
     def reach(self) -> int:
         """How many tokens, itself among them, a token sees at most: the window, or where there is none more than any text has."""
         return self.window or sys.maxsize
@@ -182,15 +194,45 @@ class Model:
         """"D HE/tp" -> the whole parameter's shape."""
         return tuple(self.dim(word)[0] for word in dims.split())
 
+    def families(self, word: str) -> int:
+        """How many units of a dim belong together: the groups that heads share (K of attention's, G of Mamba-2's); else each alone."""
+        size, unit = self.dim(word)
+        return {"H": self.kv_heads, "K": self.kv_heads, "M": self.groups, "G": self.groups}.get(word[0], size // unit)
+
+    def part(self, word: str, ranks: int, rank: int) -> slice:
+        """The part of a dim that rank holds: whole groups of heads, or, where there are more ranks than groups, a share of one.
+
+        Then the ranks are cut into one run for each group.  The run's ranks hold the group's own units (K, G) each, and share its
+        heads (H, M): some may be left without any.
+        """
+        size, unit = self.dim(word)
+        groups = self.families(word)
+        members = size // unit // groups * unit                                 # of one group, in elements
+        if groups >= ranks or word[0] not in "HKMG":
+            mine = share(groups, ranks, rank)
+            return slice(mine.start * members, mine.stop * members)
+        group, run = run_of(groups, ranks, rank)
+        inside = share(members, run.stop - run.start, rank - run.start, unit) if word[0] in "HM" else slice(0, members)
+        return slice(group * members + inside.start, group * members + inside.stop)
+
+
+CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
+CP_MAMBA = ("gather", "chain", "scan", "heads")
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks on each axis of the mesh, and which axis is outermost.  Written `dp=2,tp=2`."""
+    """How many ranks on each axis of the mesh, and which axis is outermost.  Written `dp=2,tp=2`.  And what each cut is filled with."""
     dp: int = 1
     pp: int = 1
     cp: int = 1
     tp: int = 1
     order: tuple[str, ...] = AXES
+    sp: bool = False                    # sequence parallelism: outside the layers, tp cuts the sequence
+    cp_attention: str = "ring"          # how attention meets the tokens of other ranks, and which tokens a rank has
+    cp_mamba: str = "gather"            # how conv and scan do
+    tp_ring: bool = False               # with sp: gather and multiply, multiply and scatter, in steps of a ring
+    node: int = 0                       # ranks of a node, in a row; 0: all stand on one
 
     def __post_init__(self):
         for axis in AXES:
@@ -198,6 +240,10 @@ class Layout:
             _require(isinstance(size, int) and size >= 1, f"mesh: {axis}={size} must be a whole number of at least 1")
         _require(sorted(self.order) == sorted(AXES),
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
+        _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
+        _require(self.cp_mamba in CP_MAMBA, f"mesh: cp-mamba {self.cp_mamba!r} must be {' or '.join(CP_MAMBA)}")
+        _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
+        _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")
 
     @property

@@ -16,6 +16,7 @@ from refpar.nn import scans as scan_forms
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_of
 from refpar.nn.init import initial
+from refpar.parallel.fill import model as parallel_model
 from refpar.train import State, train_step
 
 ROOT = Path(__file__).parents[1] / "refpar"
@@ -40,7 +41,8 @@ MODELS = {
 def step_of(wire, model: Model, fill=None):
     """One rank trains one step, and reads another batch forward only."""
     training = Training(rows=ROWS * wire.size, sequence=TOKENS, dtype="float64")
-    mesh, chain = Mesh(Layout(dp=wire.size), wire), build(model, fill=fill)
+    mesh = Mesh(Layout(dp=wire.size), wire)
+    chain = build(model, fill=fill) if fill else parallel_model(model, mesh)
     params = initial(model, chain, 0, np.float64)
     m, v = ({layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in params.items()} for _ in range(2))
     rows = slice(ROWS * wire.rank, ROWS * (wire.rank + 1))

@@ -18,7 +18,7 @@ import numpy as np
 
 from refpar import watch
 from refpar.sanitizer.calls import Call
-from refpar.config import Layout
+from refpar.config import Layout, run_of
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -119,7 +119,7 @@ class Mesh:
             raise ValueError(f"mesh: {layout} needs {layout.ranks} ranks, and this world has {wire.size}")
         if node is not None and node < 1:
             raise ValueError(f"mesh: a node must have at least 1 rank, not {node}")
-        self.layout, self.wire, self.node = layout, wire, node
+        self.layout, self.wire, self.node = layout, wire, node or layout.node or None
 
     def axis(self, *axes: str) -> Axis:
         """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1)."""
@@ -127,6 +127,14 @@ class Mesh:
         long = [axis for axis in self.layout.order if axis in axes and getattr(self.layout, axis) > 1]
         name = "+".join(long or axes[:1])
         return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire, self.node)
+
+    def run(self, units: int, *axes: str) -> Axis:
+        """The run of tp ranks that share this rank's unit, where tp has more ranks than units; with `axes`, of all their tp groups."""
+        here = self.coordinates()["tp"]
+        run = run_of(units, self.layout.tp, here)[1]
+        group = self.axis(*axes, "tp")
+        return group.among(index for index, rank in enumerate(group.ranks)
+                           if run.start <= self.coordinates(rank)["tp"] < run.stop)
 
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
         """Where a rank stands, this one by default."""

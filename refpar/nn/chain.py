@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from refpar import watch
+from refpar.config import Model
 from refpar.nn.loss import cross_entropy
 from refpar.nn.product import settle
 from refpar.nn.seams import Layer, Pair
 
 
 class Chain(NamedTuple):
-    """A model.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
+    """A model of the sizes `model`.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
     `loss` is what is minimised: forward(logits, targets) -> (sum, count), saved; backward(scale, saved) -> dlogits."""
     layers: tuple[tuple[str, Layer], ...]
     ties: dict[tuple[str, str], tuple[str, str]] = {}
     loss: Pair = cross_entropy()
+    model: Model = Model()
 
     def weights(self, params: dict, name: str) -> dict:
         """A layer's own parameters and those that it borrows."""

@@ -77,6 +77,11 @@ def smoothed(smoothing: float, vocab: int) -> Target:
     return Target(expected, subtract)
 
 
+def target_of(vocab: int, smoothing: float) -> Target:
+    """What a target stands for, in a model of `vocab` words."""
+    return smoothed(smoothing, vocab) if smoothing else ONE_HOT
+
+
 def partial(logits, targets, first: int = 0, q: Target = ONE_HOT) -> Spread:
     """logits [T, V/tp] of the words from `first` on, targets [T] counted over all words."""
     top = logits.max(axis=1, initial=-np.inf)                                       # [T]
@@ -126,7 +131,7 @@ def cross_entropy_backward(scale, saved, first: int = 0, q: Target = ONE_HOT, z:
 
 def cross_entropy(vocab: int = 1, smoothing: float = 0.0, z: float = 0.0) -> Pair:
     """The loss of a model whose vocabulary is in one place: forward(logits, targets), backward(scale, saved)."""
-    q = smoothed(smoothing, vocab) if smoothing else ONE_HOT
+    q = target_of(vocab, smoothing)
 
     def forward(logits, targets):
         return cross_entropy_forward(logits, targets, q=q, z=z)

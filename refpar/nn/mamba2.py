@@ -102,7 +102,6 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
     scan = left_out() if config.cut else seams.scan or chunked(config.chunk, seams.carry)
     mixing = seams.mix or mix(config, seams.carry, scan)
     norm = gated_norm(config.norm_first)
-    group = config.norm_group or config.ssm_heads // config.groups * config.ssm_head_width      # channels that are normed together
 
     def forward(x, w, batch, before):
         """x [B, S, D] -> y [B, S, D], after, saved.  Where w holds a shard of the heads, y is Partial."""
@@ -110,7 +109,7 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
         for name in PROJECTIONS:
             u[name], saved[name] = linear_forward(x, w[name])                       # [B, S, MP/tp], ... [B, S, M/tp]
         y, after, saved["mix"] = mixing.forward(u["x"], u["B"], u["C"], u["dt"], w, batch, before)
-        groups = max(1, y.shape[2] // group)                                        # here: at least the share of one
+        groups = max(1, y.shape[2] // config.norm_width)                            # here: at least the share of one
         y, saved["norm"] = norm.forward(y, u["z"], w["gate_norm"], groups, config.norm_eps, seams.over, seams.total)
         y, saved["out"] = linear_forward(y, w["out"])                               # [B, S, D] +tp
         return y, after, saved

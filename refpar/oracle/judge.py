@@ -133,7 +133,7 @@ def bytes_sent(situation: Situation, chain, params: dict, runs: list[Run]) -> di
             counted[axis] = counted.get(axis, 0) + size
     dtype, dp = np.dtype(situation.training.dtype), situation.layout.dp
     sums = [(1, np.int64), (1, np.float64)]
-    sums += [(bucket.bytes // dtype.itemsize, dtype) for bucket in buckets(params, chain)]
+    sums += [(bucket.bytes // dtype.itemsize, dtype) for bucket in buckets(params, chain, situation.layout)]
     formula = situation.training.steps * sum(all_reduce_sends(rank, elements, dp, of).elements for elements, of in sums
                                              for rank in range(dp))
     return {axis: (size, formula) for axis, size in counted.items()} or {"dp": (0, formula)}

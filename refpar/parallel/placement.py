@@ -1,16 +1,33 @@
-"""Which part of a parameter a rank holds, and over which axes its gradient is summed.
+"""Which part of a parameter a rank holds, and over which ranks its gradient is summed.
 
 Both follow from the dims that the layer declared, such as {"q": "D HE/tp"}, and from where the parameter stands: inside the
 seams of its layer, or outside them.  No list of parameters is kept anywhere.
+
+A part is whole units of a dim (`Model.part`).  Where tp has more ranks than K or G, the groups of heads, each group has a *run* of
+ranks: they share its heads, and each holds its keys' and values' weights, or its B and C.  So do their gradients: they are summed
+over the run, and the norm counts them once.
 """
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from refpar.comm.collectives import all_reduce
-from refpar.config import Model, share
+from refpar.config import Layout, Model
+
+SHARED = "KG"           # dims of which a run's ranks hold the same part
+
+
+class Sum(NamedTuple):
+    """The ranks over which a gradient is summed: those on `axes`, and in each of their tp groups the run of one of `units`."""
+    axes: tuple[str, ...]
+    units: int | None = None
+
+    def on(self, mesh):
+        """These ranks, as one axis of the mesh."""
+        return mesh.axis(*self.axes) if self.units is None else mesh.run(self.units, *self.axes)
 
 
 def axis_of(word: str) -> str | None:
@@ -31,25 +48,29 @@ def summed_axes(dims: str, inside: bool, sequence_parallel: bool = False) -> tup
     return tuple(axis for axis in met if axis not in shard_axes(dims))
 
 
+def shared_units(model: Model, dims: str, layout: Layout) -> int | None:
+    """How many units of a parameter are each held by a whole run of tp ranks; None where no rank shares any."""
+    units = [model.families(word) for word in dims.split() if axis_of(word) == "tp" and word[0] in SHARED]
+    return units[0] if units and units[0] < layout.tp else None
+
+
 def cut(model: Model, dims: str, mesh) -> tuple[slice, ...]:
     """This rank's slice of each dim of a whole parameter."""
-    return tuple(share(size, *((mesh.axis(axis).size, mesh.axis(axis).index) if axis else (1, 0)), unit)
-                 for word in dims.split() for (size, unit), axis in [(model.dim(word), axis_of(word))])
+    return part(model, dims, mesh.layout, mesh.coordinates())
 
 
-def held_share(model: Model, dims: dict[str, dict[str, str]], layout) -> float:
+def part(model: Model, dims: str, layout: Layout, where: dict[str, int]) -> tuple[slice, ...]:
+    """The same of the rank that stands at `where`."""
+    return tuple(model.part(word, getattr(layout, axis), where[axis]) if axis else slice(0, model.dim(word)[0])
+                 for word in dims.split() for axis in [axis_of(word)])
+
+
+def held_share(model: Model, dims: dict[str, dict[str, str]], layout: Layout) -> float:
     """The largest share of all parameters that the placements allow one rank to hold."""
-    whole = held = 0
-    for words in (dims[layer][name] for layer in dims for name in dims[layer]):
-        whole += math.prod(model.shape(words))
-        held += math.prod(-(-model.dim(word)[0] // model.dim(word)[1] // _ranks(word, layout)) * model.dim(word)[1]
-                          for word in words.split())
-    return held / whole
-
-
-def _ranks(word: str, layout) -> int:
-    axis = axis_of(word)
-    return getattr(layout, axis) if axis else 1
+    texts = [text for group in dims.values() for text in group.values()]
+    held = (sum(math.prod(piece.stop - piece.start for piece in part(model, text, layout, {"tp": rank})) for text in texts)
+            for rank in range(layout.tp))
+    return max(held) / sum(math.prod(model.shape(text)) for text in texts)
 
 
 def inside_of(chain) -> dict[tuple[str, str], bool]:
@@ -57,21 +78,23 @@ def inside_of(chain) -> dict[tuple[str, str], bool]:
     return {(name, p): p in layer.inside for name, layer in chain.layers for p in layer.dims if (name, p) not in chain.ties}
 
 
-def gradient_axes(chain) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(layer, parameter) -> the axes over which its gradient is summed."""
+def gradient_sums(chain, layout: Layout) -> dict[tuple[str, str], Sum]:
+    """(layer, parameter) -> the ranks over which its gradient is summed."""
     dims = chain.dims()
-    return {(layer, p): summed_axes(dims[layer][p], inside) for (layer, p), inside in inside_of(chain).items()}
+    return {(layer, p): Sum(summed_axes(dims[layer][p], inside, layout.sp), shared_units(chain.model, dims[layer][p], layout))
+            for (layer, p), inside in inside_of(chain).items()}
 
 
 def squared_norm(grads: dict, chain, mesh) -> float:
     """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on every rank of every axis but
-    those that cut its parameter: only over these are the squares added."""
+    those that cut its parameter: only over these are the squares added, and of a run's copies only the first one's."""
     squares: dict[tuple[str, ...], float] = {}
     for layer, dims in chain.dims().items():
-        for name, words in dims.items():
-            axes = shard_axes(words)
+        for name, text in dims.items():
+            axes, units = shard_axes(text), shared_units(chain.model, text, mesh.layout)
             flat = grads[layer][name].astype(np.float64, copy=False).ravel()
-            squares[axes] = squares.get(axes, 0.0) + float(flat @ flat)
+            first = units is None or mesh.run(units).index == 0
+            squares[axes] = squares.get(axes, 0.0) + float(flat @ flat) * first
     return sum(_sum_over(square, axes, mesh) for axes, square in squares.items())
 
 
