@@ -28,8 +28,8 @@ def merge_over(spread: loss.Spread, axis) -> loss.Spread:
     top = all_reduce(spread.top, axis, op=np.maximum)                               # [T]
     nothing = loss.Spread(top, np.zeros_like(top), np.zeros_like(top))
     mine = loss.merge(spread, nothing)                                              # my sums, below the common top
-    total, expected = all_reduce(np.stack([mine.total, mine.expected]), axis)       # [2, T]
-    return loss.Spread(top, total, expected)
+    both = all_reduce(np.stack([mine.total, mine.expected]), axis)                  # [2, T]
+    return loss.Spread(top, *both)
 
 
 def cross_entropy(config: Model, tp) -> Pair:
