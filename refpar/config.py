@@ -56,7 +56,8 @@ class Model:
     """The sizes of one model.  `pattern` is the mixers and MLPs of one block, repeated `blocks` times."""
     pattern: tuple[str, ...] = ("attention", "mlp")
     blocks: int = 4
-    vocab: int = 256            # V: bytes
+    vocab: int = 256            # bytes
+    padded_vocab: int = 0       # V: words of the tables, some of them perhaps beyond the vocabulary; 0: as many as it has
     width: int = 64             # D
     heads: int = 8              # H  query heads
     kv_heads: int = 2           # K  key/value heads (GQA)
@@ -110,6 +111,8 @@ class Model:
             _require(layer in ("attention", "mlp", "mamba1", "mamba2"),
                      f"model: pattern has {layer!r}, and a layer is attention, mlp, mamba1 or mamba2")
         _require(len(self.pattern) > 0, "model: pattern is empty, and a block needs at least one layer")
+        _require(isinstance(self.padded_vocab, int) and (self.padded_vocab == 0 or self.padded_vocab >= self.vocab),
+                 f"model: padded_vocab={self.padded_vocab} must be at least vocab={self.vocab}, or 0")
         _require(self.heads % self.kv_heads == 0,
                  f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         _require(self.head_width % 2 == 0 or self.positions != "rope",
@@ -150,7 +153,7 @@ class Model:
     @property
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
-        return {"V": self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
+        return {"V": self.padded_vocab or self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
                 "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
                 "R": self.dt_rank, "W": self.conv}
 
@@ -162,7 +165,7 @@ class Model:
                   "mlp": self.width * self.ffn * (3 if self.mlp == "swiglu" else 2),
                   "mamba1": self.inner * (3 * self.width + 2 * self.dt_rank + 3 * self.state + self.conv),
                   "mamba2": self.width * (3 * channels + self.ssm_heads) + (2 * self.width + 2 * self.conv) * shared + self.conv * channels}
-        tables = self.vocab * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
+        tables = self.sizes["V"] * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
         return self.width * tables + self.blocks * sum(inside[layer] for layer in self.pattern)
 
     @property

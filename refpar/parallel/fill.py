@@ -13,7 +13,7 @@ from refpar.nn.build import build
 from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
 from refpar.nn.seams import Pair, Seams
-from refpar.parallel.tensor import sequence, share_of_tokens, tensor
+from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tensor
 from refpar.parallel.vocabulary import cross_entropy
 
 
@@ -31,12 +31,12 @@ def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
     plan = blocks.remembering()
 
     def fill(name: str, kind: str) -> Seams:
-        group = mesh.run(config.groups) if kind == "mamba2" else tp         # who shares what `over` completes
+        lengths, completes = norm_groups(config, tp) if kind == "mamba2" else (None, Pair(*over(tp)[:2]))
         purpose = "embedding" if kind == "embedding" else "residual"
         return Seams(
-            enter, leave, dropout(config.dropout, seed, purpose, name), Pair(*over(group)[:2]),
+            enter, leave, dropout(config.dropout, seed, purpose, name), completes,
             core=blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan),
-            total=lambda width: config.norm_width, mine=mine, first=config.part("V", tp.size, tp.index).start)
+            mine=mine, first=config.part("V", tp.size, tp.index).start, lengths=lengths)
     return fill
 
 
