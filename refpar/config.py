@@ -153,9 +153,9 @@ class Model:
     @property
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
-        return {"V": self.padded_vocab or self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
-                "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
-                "R": self.dt_rank, "W": self.conv}
+        return {"V": self.padded_vocab or self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads,
+                "E": self.head_width, "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups,
+                "N": self.state, "I": self.inner, "R": self.dt_rank, "W": self.conv}
 
     @property
     def numbers(self) -> int:
