@@ -219,6 +219,8 @@ class Model:
         return slice(group * members + inside.start, group * members + inside.stop)
 
 
+# Options of the command line -> fields of Layout: how its cuts are filled.
+FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node"}
 CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
 CP_MAMBA = ("gather", "chain", "scan", "heads")
 

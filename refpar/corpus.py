@@ -22,17 +22,19 @@ HELD_OUT = 10               # one part in so many, at the end, is held out
 
 
 class Batch(NamedTuple):
-    """Five integer arrays [B, S], and the number of the step."""
+    """Five integer arrays [B, S], the number of the step, and the batch of whole rows where this one is a part of their columns."""
     tokens: np.ndarray
     targets: np.ndarray         # the token that follows; -1 is ignored
     position: np.ndarray        # in its document: rises by 1 or returns to 0, and only a row's first may start above 0; -1 is a pad
     document: np.ndarray        # equal within a document, different between two documents of a row; pads have their own
     index: np.ndarray           # place in the whole step, row*S + column: the key of all randomness
     step: int = 0
+    whole: Batch | None = None  # computed on every rank, never sent
 
     def cut(self, rows=slice(None), columns=slice(None)) -> Batch:
         """Some rows and some columns of the batch (slices, or arrays that also give the order), and no hold on the rest."""
-        return Batch(*(array[rows][:, columns].copy() for array in self[:5]), step=self.step)
+        whole = self.whole and self.whole.cut(rows)
+        return Batch(*(array[rows][:, columns].copy() for array in self[:5]), self.step, whole)
 
     @property
     def count(self) -> int:

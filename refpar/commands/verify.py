@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from refpar.cli import check_ranks
+from refpar.cli import check_ranks, layout_of
 from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
@@ -41,7 +41,7 @@ def prepare(world, args) -> Job:
             raise ValueError(f"--fault {args.fault} shows on {ranks} ranks, and mpiexec started {world.size}")
     family = "uneven" if args.uneven else "tiny"
     models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
-    layouts = [Layout.parse(args.mesh, args.order)] if args.mesh else [Layout(dp=size) for size in SIZES]
+    layouts = [layout_of(args, args.mesh)] if args.mesh else [Layout(dp=size) for size in SIZES]
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):
         raise ValueError("--trace is of one run: name its --model and its --mesh")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from refpar import corpus
-from refpar.config import AXES, PRESETS, Layout, Model, Training, describe_model
+from refpar.config import AXES, FILLINGS, PRESETS, Layout, Model, Training, describe_model
 
 OPTIONS = ("steps", "rows", "sequence", "micro_batches", "optimizer", "rate", "clip", "seed", "dtype")    # of verify, and of Training
 PROOF = Training(steps=2, rows=8, sequence=64, warmup=0, rate=1e-2, clip=0.5, dtype="float64")
@@ -51,6 +51,10 @@ class Situation:
                 words.append(f"--{name.replace('_', '-')} {getattr(self.training, name)}")
         if self.layout.order != AXES:
             words.append(f"--order {','.join(self.layout.order)}")
+        for flag, field in FILLINGS.items():
+            value = getattr(self.layout, field)
+            if value != getattr(Layout(), field):
+                words.append(f"--{flag}" if value is True else f"--{flag} {value}")
         if self.last_rows:
             words.append(f"--last-rows {self.last_rows}")
         if self.documents:

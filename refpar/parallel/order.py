@@ -1,0 +1,48 @@
+"""Which tokens of a row a context-parallel rank holds, and in which order.
+
+A causal token sees what came before it, so the rank with a row's end has most to do.  Two orders share the work out evenly:
+
+    contiguous  one run of tokens a rank: what a scan and a conv want
+    zigzag      2c runs, of which rank i holds i and 2c-1-i, an early and a late one (Megatron-LM's context parallelism)
+    striped     every c-th token from i on (Brandon et al. 2023, "Striped Attention")
+
+Nothing else depends on the order: masks and angles are functions of the batch's arrays, which come in the same order.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from refpar.config import share
+from refpar.corpus import Batch
+
+
+def contiguous(length: int, ranks: int, rank: int) -> np.ndarray:
+    """One run of neighbours."""
+    return np.arange(length, dtype=np.int64)[share(length, ranks, rank)]
+
+
+def zigzag(length: int, ranks: int, rank: int) -> np.ndarray:
+    """Run `rank` from the front, then run `rank` from the back."""
+    return np.concatenate([contiguous(length, 2 * ranks, run) for run in (rank, 2 * ranks - 1 - rank)])
+
+
+def striped(length: int, ranks: int, rank: int) -> np.ndarray:
+    """Dealt out in turn."""
+    return np.arange(rank, length, ranks, dtype=np.int64)
+
+
+# The options of attention over cp, and the order of each.
+ORDERS = {"contiguous": contiguous, "ring": contiguous, "zigzag": zigzag, "striped": striped, "gather": contiguous,
+          "ulysses": contiguous, "ulysses+ring": contiguous}
+
+
+def columns(way: str, length: int, ranks: int, rank: int) -> np.ndarray:
+    """The columns of a row of `length` tokens that this rank of `ranks` holds, in its order: int64, maybe none."""
+    if way not in ORDERS:
+        raise ValueError(f"order: {way!r} must be one of {', '.join(ORDERS)}")
+    return ORDERS[way](length, ranks, rank)
+
+
+def part_of(batch: Batch, way: str, cp) -> Batch:
+    """This cp rank's part of a batch of whole rows, which it keeps as `whole`: whose places the other ranks' tokens have."""
+    return batch.cut(columns=columns(way, batch.tokens.shape[1], cp.size, cp.index))._replace(whole=batch)
