@@ -34,11 +34,11 @@ def shares(size: int, n: int, unit: int = 1) -> list[int]:
     return [part.stop - part.start for part in (share(size, n, i, unit) for i in range(n))]
 
 
-def run_of(units: int, ranks: int, rank: int) -> tuple[int, slice]:
+def run_of(units: int, ranks: int, rank: int) -> tuple[int, range]:
     """(unit, run): where there are more ranks than units, the unit that `rank` shares and the run of ranks that share it.  With
     fewer ranks each is a run of its own."""
-    runs = [share(ranks, min(units, ranks), unit) for unit in range(min(units, ranks))]
-    return next((unit, run) for unit, run in enumerate(runs) if rank in range(run.start, run.stop))
+    runs = [range(ranks)[share(ranks, min(units, ranks), unit)] for unit in range(min(units, ranks))]
+    return next((unit, run) for unit, run in enumerate(runs) if rank in run)
 
 
 def _require(holds: bool, sentence: str):
@@ -215,7 +215,7 @@ class Model:
             mine = share(groups, ranks, rank)
             return slice(mine.start * members, mine.stop * members)
         group, run = run_of(groups, ranks, rank)
-        inside = share(members, run.stop - run.start, rank - run.start, unit) if word[0] in "HM" else slice(0, members)
+        inside = share(members, len(run), rank - run.start, unit) if word[0] in "HM" else slice(0, members)
         return slice(group * members + inside.start, group * members + inside.stop)
 
 

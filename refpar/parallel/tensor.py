@@ -47,7 +47,7 @@ def sequence(tp) -> tuple[Pair, Pair]:
 def share_of_tokens(tp):
     """The batch of the tokens that this rank has outside the layers, under sequence parallelism."""
     def mine(batch):
-        return batch.cut(columns=share(batch.tokens.shape[1], tp.size, tp.index))
+        return batch._replace(whole=None).cut(columns=share(batch.tokens.shape[1], tp.size, tp.index))
     return mine
 
 
