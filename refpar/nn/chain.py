@@ -15,7 +15,9 @@ from refpar.nn.seams import Layer, Pair
 
 
 class Chain(NamedTuple):
-    """A model of the sizes `model`, or a stage of it.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
+    """A model of the sizes `model`, or a stage of it.
+
+    `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
     `loss` is what is minimised: forward(logits, targets) -> (sum, count), saved; backward(scale, saved) -> dlogits.
     `holders` says of the parameters of a stage which indices of pp hold them, where that is not every one."""
     layers: tuple[tuple[str, Layer], ...]

@@ -26,7 +26,7 @@ def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
     """What fills the seams of a layer, by its name and kind."""
     tp, layout = mesh.axis("tp"), mesh.layout
     enter, leave = sequence(tp) if layout.sp else tensor(tp)
-    mine = share_of_tokens(tp) if layout.sp else _all
+    mine = tokens_here(mesh)
     heads_before = config.part("HE", tp.size, tp.index).start // config.head_width
     plan = blocks.remembering()
 
@@ -38,6 +38,11 @@ def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
             core=blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan),
             mine=mine, first=config.part("V", tp.size, tp.index).start, lengths=lengths)
     return fill
+
+
+def tokens_here(mesh) -> Callable:
+    """The batch of those tokens that this rank has outside the layers."""
+    return share_of_tokens(mesh.axis("tp")) if mesh.layout.sp else _all
 
 
 def _all(batch):
