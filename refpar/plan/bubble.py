@@ -31,4 +31,21 @@ def _always(s, F, B, W) -> bool:
     return True
 
 
-FORMULAS: dict[str, Row] = {}
+FORMULAS: dict[str, Row] = {
+    "gpipe": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W), lambda s, r: s.m, _always, "Huang 2019"),
+    "1f1b": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W), lambda s, r: min(s.m, s.p - r), _always, "Narayanan 2021"),
+    "eager-1f1b": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W), lambda s, r: min(s.m, 2 * (s.p - r) - 1), _always, "AlpaComm"),
+    "interleaved": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W) / s.v,
+                       lambda s, r: min(s.m * s.v, 2 * (s.p - 1 - r) + (s.v - 1) * s.p + 1),
+                       lambda s, F, B, W: s.m % s.p == 0, "Narayanan 2021"),
+    "zb-h1": Row(lambda s, F, B, W: (s.p - 1) * (F + B - W), lambda s, r: min(s.m, s.p),
+                 lambda s, F, B, W: s.m >= s.p, "Qi 2023"),
+    "zb-h2": Row(lambda s, F, B, W: (s.p - 1) * (F + B - 2 * W), lambda s, r: min(s.m, 2 * s.p - 1),
+                 lambda s, F, B, W: s.m >= 2 * s.p - 1, "Qi 2023"),
+    "zb-v": Row(lambda s, F, B, W: 0, lambda s, r: min(2 * s.m, 2 * s.p), lambda s, F, B, W: s.m >= 2 * s.p - 1 and F == B == W, "Qi 2024"),
+    "dualpipe": Row(lambda s, F, B, W: (s.p // 2 - 1) * (F + B + W + B + W - 3 * W), lambda s, r: min(s.m, s.p + 1),
+                    lambda s, F, B, W: s.m >= 2 * s.p and s.m % 2 == 0, "DeepSeek-V3"),
+    "sliced": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W) / s.K, lambda s, r: s.m * s.K, _always, "Li 2021"),
+    "forward-only": Row(lambda s, F, B, W: (s.p - 1) * F / s.K, lambda s, r: 0, _always, ""),
+    "pipedream": Row(lambda s, F, B, W: (s.p - 1) * (F + B + W), lambda s, r: min(s.m, s.p - r), _always, "Narayanan 2019"),
+}
