@@ -52,12 +52,12 @@ class Pipeline:
     """One step of one rank: `run` gives (summed loss, gradients) of what this rank computed.
 
     stages: those of this rank's stages, number -> Chain.  batches: micro-batch -> slices of the sequence -> Batch, of this rank's rows
-    and columns.  width: tokens of the stream that a batch has here, outside the seams (`Seams.mine`).
+    and columns.  mine: those of a batch's tokens that the stream has here (`Seams.mine`).  dtype: the stream's.
     """
 
-    def __init__(self, schedule, stages: dict[int, Chain], params: dict, batches, count: int, pp, mine):
+    def __init__(self, schedule, stages: dict[int, Chain], params: dict, batches, count: int, pp, mine, dtype):
         self.schedule, self.stages, self.params, self.batches = schedule, stages, params, batches
-        self.scale, self.pp, self.mine = 1.0 / max(count, 1), pp, mine
+        self.scale, self.pp, self.mine, self.dtype = 1.0 / max(count, 1), pp, mine, dtype
         self.kept, self.products, self.posted, self.handed = {}, {}, {}, {}
         self.after, self.dbefore = {}, {}
         self.loss, self.grads = 0.0, {}
