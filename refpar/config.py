@@ -223,6 +223,8 @@ class Model:
 FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node"}
 CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
 CP_MAMBA = ("gather", "chain", "scan", "heads")
+SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "sliced")
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,11 @@ class Layout:
     cp_mamba: str = "gather"            # how conv and scan do
     tp_ring: bool = False               # with sp: gather and multiply, multiply and scatter, in steps of a ring
     node: int = 0                       # ranks of a node, in a row; 0: all stand on one
+    schedule: str = "1f1b"              # the order in which stages of pp work
+    virtual_stages: int = 0             # of each rank, where the schedule has a choice; 0: as it likes
+    slices: int = 0                     # of the sequence, of the schedule sliced; 0: as it likes
+    stages_by_cost: bool = False        # stages of equal cost, not of as many layers
+    recompute: str = "none"             # what backward computes again
 
     def __post_init__(self):
         for axis in AXES:
@@ -247,6 +254,13 @@ class Layout:
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
         _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
         _require(self.cp_mamba in CP_MAMBA, f"mesh: cp-mamba {self.cp_mamba!r} must be {' or '.join(CP_MAMBA)}")
+        _require(self.schedule in SCHEDULES, f"mesh: schedule {self.schedule!r} must be {' or '.join(SCHEDULES)}")
+        _require(self.recompute in RECOMPUTE, f"mesh: recompute {self.recompute!r} must be {' or '.join(RECOMPUTE)}")
+        for name in ("virtual_stages", "slices"):
+            size = getattr(self, name)
+            _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
+        _require(self.schedule != "sliced" or self.cp == 1,
+                 f"mesh: cp={self.cp} cuts the sequence, and so does schedule sliced: one of them at a time")
         _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
         _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")

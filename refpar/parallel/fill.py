@@ -12,6 +12,7 @@ from refpar.nn import blocks
 from refpar.nn.build import build
 from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
+from refpar.nn.recompute import recomputed, recomputed_core
 from refpar.nn.seams import Pair, Seams
 from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tensor
 from refpar.parallel.vocabulary import cross_entropy
@@ -19,7 +20,11 @@ from refpar.parallel.vocabulary import cross_entropy
 
 def model(config: Model, mesh, seed: int = 0) -> Chain:
     """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout."""
-    return build(config, seed, sharded(config, mesh, seed))._replace(loss=cross_entropy(config, mesh.axis("tp")))
+    chain = build(config, seed, sharded(config, mesh, seed))._replace(loss=cross_entropy(config, mesh.axis("tp")))
+    if mesh.layout.recompute == "full":
+        again = [(name, recomputed(layer) if name.partition(".")[2] in config.pattern else layer) for name, layer in chain.layers]
+        chain = chain._replace(layers=tuple(again))
+    return chain
 
 
 def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
@@ -33,10 +38,11 @@ def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
     def fill(name: str, kind: str) -> Seams:
         lengths, completes = norm_groups(config, tp) if kind == "mamba2" else (None, Pair(*over(tp)[:2]))
         purpose = "embedding" if kind == "embedding" else "residual"
+        core = blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan)
         return Seams(
             enter, leave, dropout(config.dropout, seed, purpose, name), completes,
-            core=blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan),
-            mine=mine, first=config.part("V", tp.size, tp.index).start, lengths=lengths)
+            core=recomputed_core(core) if layout.recompute == "selective" else core, mine=mine,
+            first=config.part("V", tp.size, tp.index).start, lengths=lengths)
     return fill
 
 

@@ -26,7 +26,8 @@ from refpar.parallel.stages import on_rank, stage, stage_layers
 
 def pipelined(chain: Chain, schedule, mesh, mine, dtype, by_cost: bool = False):
     """(this rank's part of a whole chain, work): work(chain, params, batches, count) -> (summed loss, gradients) of a step, as
-    `data.accumulate` has it for a model in one place; `batches` are the micro-batches of this rank's rows and columns."""
+    `data.accumulate` has it for a model in one place; `batches` are the micro-batches of this rank's rows and columns, as many as the
+    schedule has."""
     pp, parts = mesh.axis("pp"), stage_layers(chain, schedule.depth, by_cost)
     stages = {s: stage(chain, parts[s % len(parts)]) for s, place in enumerate(schedule.places) if place == pp.index}
 
