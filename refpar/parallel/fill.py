@@ -17,9 +17,9 @@ from refpar.parallel.tensor import sequence, share_of_tokens, tensor
 from refpar.parallel.vocabulary import cross_entropy
 
 
-def model(config: Model, mesh, seed: int = 0) -> Chain:
-    """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout."""
-    return build(config, seed, sharded(config, mesh, seed))._replace(loss=cross_entropy(config, mesh.axis("tp")))
+def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fill) -> Chain:
+    """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout; `around(fill) -> fill` may watch the seams."""
+    return build(config, seed, around(sharded(config, mesh, seed)))._replace(loss=cross_entropy(config, mesh.axis("tp")))
 
 
 def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
