@@ -7,9 +7,9 @@ from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
 from strategies import GPT2, TRANSFORMER, models, situations
 
-from refpar.cli import parse
+from refpar.cli import layout_of, parse
 from refpar.commands.verify import situation_of
-from refpar.config import Layout, parse_model
+from refpar.config import parse_model
 from refpar.corpus import micro_batches
 from refpar.oracle.properties import sharded_equals_single
 
@@ -99,5 +99,5 @@ def test_a_situation_prints_the_command_that_repeats_it(situation):
     words = situation.command().split()
     assert words[:4] == ["python", "-m", "refpar", "verify"]
     args = parse("verify", words[4:])
-    again = situation_of(args, parse_model(args.model), Layout.parse(args.mesh))
+    again = situation_of(args, parse_model(args.model), layout_of(args, args.mesh))
     assert again == dataclasses.replace(situation, ignored=again.ignored) and (any(again.ignored) == any(situation.ignored))

@@ -43,6 +43,11 @@ class Situation:
         return corpus.packed([training.seed, step], self.rows(step), training.sequence, self.model.vocab, self.documents,
                              self.ignored, step).cut(rows)
 
+    @property
+    def order(self) -> str:
+        """In which order the ranks of cp hold the tokens of a row: as attention wants it, where the model has any."""
+        return self.layout.cp_attention if "attention" in self.model.pattern else "contiguous"
+
     def command(self) -> str:
         """The command line that repeats it."""
         words = ["python -m refpar verify", f"--model {describe_model(self.model)}", f"--mesh {self.layout}"]
