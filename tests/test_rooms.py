@@ -22,6 +22,7 @@ HEIGHTS = [
     ("nn",), ("comm",),
     ("parallel",),
     ("train", "checkpoint"),
+    ("algorithms", "launch"),                                   # collectives by name; how a command gets its world
     ("sample", "progress", "trace", "imports"),
     ("fit",),                                                   # a whole training run
     ("plan",),                                                  # what things cost: formulas
