@@ -18,7 +18,7 @@ from refpar import lesson
 from refpar.comm import trees
 from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Deadlock
+from refpar.sanitizer.endings import Deadlock
 from refpar.config import Layout, share, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.situation_comm import CommSituation

@@ -18,7 +18,7 @@ from refpar.comm import collectives, trees
 from refpar.sanitizer.calls import REMEMBERED, Mismatch
 from refpar.comm.mesh import Axis, Mesh, groups
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Deadlock
+from refpar.sanitizer.endings import Deadlock
 from refpar.config import Layout
 from refpar.oracle.cases_comm import CASES
 from refpar.oracle.situation_comm import CommSituation
