@@ -9,8 +9,9 @@ from strategies import GPT2, TRANSFORMER, models, situations
 
 from refpar.cli import parse
 from refpar.commands.verify import situation_of
-from refpar.config import Layout, parse_model
+from refpar.config import Layout
 from refpar.corpus import micro_batches
+from refpar.named import parse_model
 from refpar.oracle.properties import sharded_equals_single
 
 

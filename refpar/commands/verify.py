@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refpar.cli import check_ranks
-from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
+from refpar.config import FAMILIES, PRESETS, Layout
+from refpar.named import describe_model, parse_model
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import OPTIONS, PROOF, Situation
