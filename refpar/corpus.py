@@ -1,8 +1,8 @@
 """Text to batches: any rank computes any part of any step's batch from the step number, so no batch is ever sent.
 
-Tokens are bytes.  A text (`refpar/reading.py`) is documents laid end to end; its last tenth is held out.  Row r of step s is a window of the
-train text whose place is a digest of (seed, s, r), so it does not depend on who asks for it or on what was drawn before.
-Held-out windows follow each other and cover every byte once.
+Tokens are bytes.  A text (`refpar/reading.py`) is documents laid end to end; its last tenth is held out.  Row r of step s is a
+window of the train text whose place is a digest of (seed, s, r), so it does not depend on who asks for it or on what was drawn
+before.  Held-out windows follow each other and cover every byte once.
 
 Masks, rotary angles, resets and dropout are functions of the five arrays of a batch and of nothing else.
 """

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from refpar import corpus, reading
-from refpar.config import AXES, PRESETS, Layout, Model, Training, describe_model
+from refpar.config import AXES, PRESETS, Layout, Model, Training
+from refpar.named import describe_model
 from refpar.oracle.packed import packed
 
 OPTIONS = ("steps", "rows", "sequence", "micro_batches", "optimizer", "rate", "clip", "seed", "dtype")    # of verify, and of Training
