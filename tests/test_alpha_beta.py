@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from network import seconds
 
+from refpar.algorithms import ALGORITHMS
 from refpar.comm import collectives
-from refpar.comm.choose import ALGORITHMS
 from refpar.comm.mesh import Axis, Mesh
 from refpar.config import Layout
 from refpar.plan import alpha_beta, promise
@@ -23,7 +23,7 @@ def calls(operation: str, name: str, p: int, count: int, segments: int):
     """The program of one rank: an operation on `count` bytes."""
     def program(wire):
         axis, x = Axis.world(wire), np.zeros((count // p, p), np.uint8)
-        how = {"algorithm": name}
+        how = {"algorithm": ALGORITHMS[operation][name]}
         if name in PIPELINES:
             how["segment"] = count // segments
         if operation == "all_gather":
@@ -55,7 +55,7 @@ def test_the_time_of_a_hierarchy_is_the_sum_of_its_levels(node, nodes):
 
     def program(wire):
         axis = Mesh(Layout(dp=p), wire, node).axis("dp")
-        collectives.all_reduce(np.zeros(count, np.uint8), axis, algorithm="hierarchical")
+        collectives.all_reduce(np.zeros(count, np.uint8), axis, algorithm=ALGORITHMS["all_reduce"]["hierarchical"])
     inside, across = alpha_beta.hierarchical(node, nodes)
     assert math.isclose(seconds(program, p, ALPHA, BETA), (inside + across).seconds(count, ALPHA, BETA))
 

@@ -24,8 +24,9 @@ import numpy as np
 from refpar import watch
 from refpar.sanitizer import poison
 from refpar.sanitizer.calls import Mismatch, Roll, same_errand
+from refpar.sanitizer.endings import Aborted, Deadlock, require_settled
 from refpar.sanitizer.report import buffer_text, deadlock_text, ends_text, errand_text, in_words, letters_text, site, wait_of
-from refpar.comm.wire import Aborted, Deadlock, Wire, bytes_of, require_settled
+from refpar.comm.wire import Wire, bytes_of
 
 
 class ThreadWorld:
