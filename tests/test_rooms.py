@@ -23,6 +23,7 @@ HEIGHTS = [
     ("parallel",),
     ("train", "checkpoint"),
     ("sample", "progress", "trace", "imports"),
+    ("clock",),
     ("fit",),                                                   # a whole training run
     ("plan",),                                                  # what things cost: formulas
     ("oracle",),
