@@ -133,6 +133,14 @@ def test_a_chart_of_a_pipeline():
     assert [len(line) for line in chart(world.events).split("\n")] == [107, 107, 107] and chart([]) == ""
 
 
+def test_a_chart_shows_what_is_innermost():
+    def span(name, kind, begun, dur):
+        return {"name": name, "cat": kind, "ph": "X", "ts": begun, "dur": dur, "pid": 0, "tid": 1}
+    spans = [span("1.attention", "layer", 10.0, 8.0), span("linear", "op", 12.0, 2.0), span("all_reduce on tp", "communication", 15.0, 2.0),
+             {"name": "send 8 bytes", "cat": "message", "ph": "i", "ts": 11.0, "pid": 0, "tid": 0}]
+    assert chart(spans, 1) == chart(spans[::-1], 1) == "   0 |        |\n   1 |aalla..a|"
+
+
 # Overlap.
 
 def overlapped(wire, early):
@@ -148,11 +156,12 @@ def overlapped(wire, early):
 @pytest.mark.parametrize("eager, early, waited, exposed", [(10, True, 0, 0), (10, False, 0, 0), (9, True, 0, 0), (9, False, 2, 2)])
 def test_a_posted_receive_hides_its_message_behind_work(eager, early, waited, exposed):
     """A message beyond the eager limit sets out when its receive is posted, and its sender waits for that."""
-    world = ClockWorld(everywhere(Link(alpha=1, beta=Fraction(1, 10))), clock.given({"work": 3}), eager=eager)
+    world = ClockWorld(everywhere(Link(alpha=Fraction(1, 2), beta=Fraction(1, 10), latency=Fraction(1, 2))),
+                       clock.given({"work": 3}), eager=eager)
     world.run(overlapped, 2, early)
     sender, receiver = world.clocks
     assert (receiver.now, receiver.waited, receiver.exposed, receiver.travelled) == (3 + waited, waited, exposed, 2)
-    assert sender.now == (0 if eager == 10 else receiver.now if not early else 2)
+    assert sender.now == (0 if eager == 10 else Fraction(3, 2) if early else 3 + Fraction(3, 2))       # latency is the receiver's
 
 
 def test_what_was_not_under_way_is_no_exposed_message():
@@ -193,6 +202,15 @@ def test_links_by_axis_by_pair_and_by_node():
         assert (makespan(program, 4, "tp", 2, links=links), makespan(program, 4, "dp", 2, links=links)) == (tp, dp)
 
 
+def test_a_link_has_two_directions():
+    def one_way(wire):
+        if wire.rank == 0:
+            return wire.send(np.zeros(8, np.uint8), 1)
+        wire.recv(np.empty(8, np.uint8), 0)
+    links = by_pair({(0, 1): Link(beta=1)}, Link(beta=10))
+    assert makespan(one_way, 2, links=links) == 8 and makespan(ping_pong, 2, 2, 8, links=links) == 88
+
+
 def test_a_hierarchy_uses_fast_links_more():
     def program(wire, name):
         collectives.all_reduce(np.zeros(64, np.uint8), Mesh(Layout(dp=8), wire, 4).axis("dp"), algorithm=name)
@@ -231,6 +249,7 @@ def test_a_run_in_virtual_time_is_the_same_run(tmp_path):
     write(tmp_path / "trace.json", world.events)
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert told == in_microseconds(world.events)
+    assert all(event["dur"] > 0 for event in world.events if event["cat"] in ("op", "wait"))
     assert {event["cat"] for event in told} == {"op", "wait", "layer", "communication", "message"}
 
 
@@ -247,6 +266,26 @@ def test_messages_are_posted_in_the_order_of_virtual_time():
             request.wait()
     ClockWorld(seconds=clock.given({"work 0": 5, "work 1": 3, "work 2": 1})).run(program, 3)
     assert seen == sorted(seen) and len(seen) == 18
+
+
+def test_a_rank_that_waits_goes_on_when_its_message_arrives():
+    """Not when it was met: the others, whose clocks are earlier, go first."""
+    seen = []
+
+    def program(wire):
+        if wire.rank == 0:
+            wire.recv(np.empty(1), 1)
+            seen.append(wire.baton.clocks[0].now)
+            return
+        sends = [wire.isend(np.zeros(1), 0)]
+        for _ in range(4):
+            watch.op("work", 0)
+            sends += [wire.irecv(np.empty(0), 1), wire.isend(np.zeros(0), 1)]
+            seen.append(wire.baton.clocks[1].now)
+        for send in sends:
+            send.wait()
+    ClockWorld(by_pair({(1, 0): Link(latency=Fraction(5, 2))}, Link()), clock.given({"work": 1})).run(program, 2)
+    assert seen == [1, 2, Fraction(5, 2), 3, 4]
 
 
 def test_a_deadlock_is_still_one():
