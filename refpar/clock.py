@@ -1,12 +1,13 @@
 """Virtual time: how long a program would take on another machine, measured on the program itself.
 
 On threads every rank has a clock.  Arithmetic moves it on by what each op costs, the wait for a message to when the message is
-there, and nothing else does.  So a makespan, the waits in it, and what a posted message hid behind arithmetic are numbers of the real
-program; they are the same on each run, and exact where costs are given as integers or fractions.
+there, and nothing else does.  So a makespan, the waits in it, and what a posted message hid behind arithmetic are numbers of the
+real program; they are the same on each run, and exact where costs are given as integers or fractions.
 
 A rank sends one message after another, and computes and receives meanwhile.  A message of n bytes occupies its sender's port for
 alpha + n beta and arrives `latency` later; where it is longer than the eager limit, it does not leave before its receive is posted.
-A send that need not wait costs its rank nothing.  (alpha: what cannot overlap, as in `refpar/plan/alpha_beta.py`; latency: what can.)
+A send that need not wait costs its rank nothing.  (Many messages of one rank share their latencies, and each has its own alpha,
+which is that of `refpar/plan/alpha_beta.py`.)
 
     world = ClockWorld(everywhere(Link(alpha=Fraction(1, 10**6), beta=Fraction(1, 10**9))), peak(10**12))
     world.run(program, 4)
@@ -97,8 +98,9 @@ class Clock(Trace):
     """One rank's clock, and what it has seen, for `trace.chart` and `trace.write`: layers, collectives, messages, ops and waits.
 
     now         seconds since the run began: busy + waited
-    travelled   seconds that received messages were under way, each counted alone; `exposed`: those of them for which this rank waited.
-                The difference was hidden; what it `waited` and was not exposed, it waited for messages that had not been sent.
+    travelled   seconds that received messages were under way, each counted alone
+    exposed     those of them for which this rank waited: the others were hidden.  All other waiting was for messages that had not
+                left yet.
     """
 
     def __init__(self, rank: int, seconds: Callable):
