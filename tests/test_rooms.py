@@ -24,8 +24,10 @@ HEIGHTS = [
     ("train", "checkpoint"),
     ("algorithms", "launch", "reading", "named", "saves"),      # collectives by name; what a command is given, and where it writes
     ("sample", "progress", "trace", "imports"),
+    ("clock",),
     ("fit",),                                                   # a whole training run
     ("plan",),                                                  # what things cost: formulas
+    ("schedules",),                                             # of pipelines, and a rank's part of a model under any
     ("oracle",),
     ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),
