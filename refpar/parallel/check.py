@@ -7,7 +7,9 @@ a deadlock, and the schedule would hang on another machine (F9 of the catalogue 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from refpar.parallel.schedule import Op, Schedule, Step, text
@@ -82,56 +84,59 @@ def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
 
 @dataclass
 class _Walk:
-    """All ranks, walked as far as they come.  at: steps that each has run.  sent: for each of its last steps whose sends it has not
-    waited for, the messages as (op, peer, step of the peer that receives)."""
+    """All ranks, walked as far as they come.  at: steps that each has run.  sent: of each (kind, stage) on it, the messages that it has
+    not yet waited for, oldest first, as (op, peer, step of the peer that receives)."""
     schedule: Schedule
     where: dict[Op, tuple[int, int]]
     rule: Rule
-    at: list[int] = field(init=False)
-    sent: list[list[list]] = field(init=False)
 
     def __post_init__(self):
-        self.at, self.sent = [0 for _ in self.schedule.rows], [[] for _ in self.schedule.rows]
-        while sum([self.go(rank) for rank in range(len(self.at))]):
+        rows = self.schedule.rows
+        self.at, self.sent = [0 for _ in rows], [defaultdict(list) for _ in rows]
+        receives = [[any(self.where[need][0] != rank for op in step for need in self.schedule.needs(op)) for step in row]
+                    for rank, row in enumerate(rows)]
+        self.received = [[0, *accumulate(row)] for row in receives]         # steps that receive, among the first so many
+        while sum([self.go(rank) for rank in range(len(rows))]):
             pass
 
     def go(self, rank: int) -> int:
         """Let a rank run until it waits; how many moves it made."""
-        moves, row = 0, self.schedule.rows[rank]
+        moves = 0
         while not self.ended(rank) and not self.waits(rank):
-            if self.owes(rank):
-                self.sent[rank].pop(0)
+            if (owed := self.owed(rank)):
+                owed.pop(0)
             else:
-                self.sent[rank].append(self.sends(rank, row[self.at[rank]]))
-                self.at[rank] += 1
+                self.run(rank, self.schedule.rows[rank][self.at[rank]])
             moves += 1
         return moves
 
+    def run(self, rank: int, step: Step):
+        for op in step:
+            if (taker := self.schedule.taker(op)) is not None:
+                peer, there = self.where[Op(op.kind[0], taker, *op[2:])]
+                self.sent[rank][op.kind[0], op.stage] += [(op, peer, there)] * (peer != rank)
+        self.at[rank] += 1
+
     def ended(self, rank: int) -> bool:
-        return self.at[rank] == len(self.schedule.rows[rank]) and not self.sent[rank]
+        return self.at[rank] == len(self.schedule.rows[rank]) and not self.owed(rank)
 
-    def owes(self, rank: int) -> bool:
-        """Must this rank wait for sends before it goes on?"""
-        return len(self.sent[rank]) > self.rule.behind or self.at[rank] == len(self.schedule.rows[rank])
+    def owed(self, rank: int) -> list:
+        """The messages whose oldest this rank must wait for before it goes on."""
+        behind = self.rule.behind if self.at[rank] < len(self.schedule.rows[rank]) else 0
+        return next((messages for messages in self.sent[rank].values() if len(messages) > behind), [])
 
-    def sends(self, rank: int, step: Step) -> list:
-        takers = [(op, op._replace(kind=op.kind[0], stage=self.schedule.taker(op))) for op in step
-                  if self.schedule.taker(op) is not None]
-        return [(op, *self.where[taker]) for op, taker in takers if self.where[taker][0] != rank]
+    def posted(self, rank: int) -> int:
+        """How many of its steps that receive have their receives posted: those that it ran or waits in, and `ahead` more."""
+        at = min(self.at[rank] + (not self.owed(rank)), len(self.schedule.rows[rank]))
+        return self.received[rank][at] + self.rule.ahead
 
     def waits(self, rank: int) -> str:
         """What keeps a rank from going on, in words; nothing where it may."""
-        if self.owes(rank):
-            for op, peer, step in self.sent[rank][0]:
-                if step > self.at[peer] + self.rule.ahead - (len(self.sent[peer]) > self.rule.behind):
-                    return f"rank {rank} waits until rank {peer} takes {op}"
-            return ""
+        for op, peer, there in self.owed(rank)[:1]:
+            return f"rank {rank} waits until rank {peer} takes {op}" if self.received[peer][there] >= self.posted(peer) else ""
         step = self.schedule.rows[rank][self.at[rank]]
-        for need in [need for op in step for need in self.schedule.needs(op)]:
-            there, index = self.where[need]
-            if self.at[there] <= index:
-                return f"rank {rank} waits before {text(step)} for {need} of rank {there}"
-        return ""
+        return next((f"rank {rank} waits before {text(step)} for {need} of rank {self.where[need][0]}"
+                     for op in step for need in self.schedule.needs(op) if self.at[self.where[need][0]] <= self.where[need][1]), "")
 
 
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
@@ -139,5 +144,6 @@ def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
     walk = _Walk(schedule, where, rule)
     stuck = [rank for rank in range(len(walk.at)) if not walk.ended(rank)]
     if stuck:
-        _refuse(schedule, f"deadlock: {'; '.join(walk.waits(rank) for rank in stuck)}",
-                *((rank, walk.at[rank] - len(walk.sent[rank]) if walk.owes(rank) else walk.at[rank]) for rank in stuck))
+        places = [(rank, where[Op(owed[0][0].kind[0], *owed[0][0][1:])][1] if (owed := walk.owed(rank)) else walk.at[rank])
+                  for rank in stuck]
+        _refuse(schedule, f"deadlock: {'; '.join(walk.waits(rank) for rank in stuck)}", *places)
