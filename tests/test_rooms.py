@@ -24,7 +24,7 @@ HEIGHTS = [
     ("train", "checkpoint"),
     ("sample", "progress", "trace", "imports"),
     ("fit",),                                                   # a whole training run
-    ("plan",),                                                  # what things cost: formulas
+    ("plan", "schedules"),                                      # what things cost: formulas; pipelines by name, and in time
     ("oracle",),
     ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),

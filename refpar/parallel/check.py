@@ -73,13 +73,20 @@ def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
 
 
 def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
-    """What an op needs of its own rank stands before it."""
+    """What an op needs of its own rank stands before it; what it needs of another arrives in the order in which that one sends."""
+    taken: dict[tuple[str, int], tuple[int, int, Op]] = {}                  # (kind, stage) -> (step that sent, step that took, op)
     for rank, at, op in schedule.ops():
         for need in schedule.needs(op):
             there, before = where[need]
             if there == rank and before >= at:
                 _refuse(schedule, f"{op} needs {need}, which stands {'behind it' if before > at else 'in the same step'} on rank {rank}",
                         (rank, at), (rank, before))
+            if there != rank:
+                latest, place, other = taken.get((need.kind, op.stage), (-1, at, op))
+                if before < latest:
+                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what that takes",
+                            (rank, at), (rank, place))
+                taken[need.kind, op.stage] = before, at, op
 
 
 @dataclass
