@@ -8,11 +8,10 @@ a deadlock, and the schedule would hang on another machine (F9 of the catalogue 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from itertools import accumulate
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from refpar.parallel.schedule import Op, Schedule, Step, text
+from refpar.parallel.schedule import Op, Schedule, text
 
 
 class Rule(NamedTuple):
@@ -89,68 +88,33 @@ def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
                 taken[need.kind, op.stage] = before, at, op
 
 
-@dataclass
-class _Walk:
-    """All ranks, walked as far as they come.  at: steps that each has run.  sent: of each (kind, stage) on it, the messages that it has
-    not yet waited for, oldest first, as (op, peer, step of the peer that receives)."""
-    schedule: Schedule
-    where: dict[Op, tuple[int, int]]
-    rule: Rule
-
-    def __post_init__(self):
-        rows = self.schedule.rows
-        self.at, self.sent = [0 for _ in rows], [defaultdict(list) for _ in rows]
-        receives = [[any(self.where[need][0] != rank for op in step for need in self.schedule.needs(op)) for step in row]
-                    for rank, row in enumerate(rows)]
-        self.received = [[0, *accumulate(row)] for row in receives]         # steps that receive, among the first so many
-        while sum([self.go(rank) for rank in range(len(rows))]):
-            pass
-
-    def go(self, rank: int) -> int:
-        """Let a rank run until it waits; how many moves it made."""
-        moves = 0
-        while not self.ended(rank) and not self.waits(rank):
-            if (owed := self.owed(rank)):
-                owed.pop(0)
-            else:
-                self.run(rank, self.schedule.rows[rank][self.at[rank]])
-            moves += 1
-        return moves
-
-    def run(self, rank: int, step: Step):
-        for op in step:
-            if (taker := self.schedule.taker(op)) is not None:
-                peer, there = self.where[Op(op.kind[0], taker, *op[2:])]
-                self.sent[rank][op.kind[0], op.stage] += [(op, peer, there)] * (peer != rank)
-        self.at[rank] += 1
-
-    def ended(self, rank: int) -> bool:
-        return self.at[rank] == len(self.schedule.rows[rank]) and not self.owed(rank)
-
-    def owed(self, rank: int) -> list:
-        """The messages whose oldest this rank must wait for before it goes on."""
-        behind = self.rule.behind if self.at[rank] < len(self.schedule.rows[rank]) else 0
-        return next((messages for messages in self.sent[rank].values() if len(messages) > behind), [])
-
-    def posted(self, rank: int) -> int:
-        """How many of its steps that receive have their receives posted: those that it ran or waits in, and `ahead` more."""
-        at = min(self.at[rank] + (not self.owed(rank)), len(self.schedule.rows[rank]))
-        return self.received[rank][at] + self.rule.ahead
-
-    def waits(self, rank: int) -> str:
-        """What keeps a rank from going on, in words; nothing where it may."""
-        for op, peer, there in self.owed(rank)[:1]:
-            return f"rank {rank} waits until rank {peer} takes {op}" if self.received[peer][there] >= self.posted(peer) else ""
-        step = self.schedule.rows[rank][self.at[rank]]
-        return next((f"rank {rank} waits before {text(step)} for {need} of rank {self.where[need][0]}"
-                     for op in step for need in self.schedule.needs(op) if self.at[self.where[need][0]] <= self.where[need][1]), "")
-
-
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
-    """Refuse what hangs where a send ends only when its receive is posted."""
-    walk = _Walk(schedule, where, rule)
-    stuck = [rank for rank in range(len(walk.at)) if not walk.ended(rank)]
-    if stuck:
-        places = [(rank, where[Op(owed[0][0].kind[0], *owed[0][0][1:])][1] if (owed := walk.owed(rank)) else walk.at[rank])
-                  for rank in stuck]
-        _refuse(schedule, f"deadlock: {'; '.join(walk.waits(rank) for rank in stuck)}", *places)
+    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each step is two events: it runs, when what
+    it needs has run and the step before is over; it is over, when the sends that it has to wait for are met."""
+    receives = [[at for at, step in enumerate(row) if any(where[need][0] != rank for op in step for need in schedule.needs(op))]
+                for rank, row in enumerate(schedule.rows)]
+    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, its step that receives) in turn
+    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, step, is it over) -> the events that must come first
+    for rank, at, op in schedule.ops():
+        waits[rank, at, False] += [(rank, at - 1, True)] * (at > 0) + [(*where[need], False) for need in schedule.needs(op)]
+        waits[rank, at, True] += [(rank, at, False)]
+        peer, there = where.get(Op(op.kind[0], schedule.taker(op), *op[2:]), (rank, at))
+        if peer != rank:
+            messages = sent[op.kind[0], op.stage]
+            messages.append((peer, there))
+            if len(messages) > rule.behind:
+                peer, there = messages[len(messages) - 1 - rule.behind]
+                order = receives[peer].index(there) - rule.ahead            # posted when the peer comes to that step that receives
+                posted = receives[peer][order] if order >= 0 else 0
+                waits[rank, at, True] += [(peer, posted - 1, True)] * (posted > 0)
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as circle:
+        _deadlock(schedule, circle.args[1][::-1])
+
+
+def _deadlock(schedule: Schedule, circle: list[tuple[int, int, bool]]):
+    """Tell a circle of events, each of which waits for the next."""
+    turns = [event for event, after in zip(circle[1:], circle) if event[0] != after[0]] or circle[:1]
+    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}" for rank, at, over in turns]
+    _refuse(schedule, "deadlock: " + ", waits for ".join([*told, f"rank {turns[0][0]}"]), *(event[:2] for event in turns))
