@@ -1,14 +1,15 @@
 """A schedule is checked before the first message: complete, ordered, within its memory, and free of deadlock.
 
 What is wrong is told in one sentence, with the grid and the place in brackets.  Deadlock is judged for the hardest wire, on which a
-send ends only when its receive is posted (a rendezvous).  Each rank does as the runner does: for every step in turn it posts the
-receives of the next one, waits for its own, runs, posts its sends, and waits for those of the step before.  Buffered wires would hide
-a deadlock, and the schedule would hang on another machine (F9 of the catalogue of faults).
+send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on
+another machine (F9 of the catalogue of faults).  What is promised is promised to a runner that, for every step in turn, posts the receives of the next step
+that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
 """
 from __future__ import annotations
 
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from typing import NamedTuple
 
 from refpar.parallel.schedule import Op, Schedule, text
@@ -25,25 +26,18 @@ def check(schedule: Schedule, rule: Rule = Rule()):
     """Refuse a schedule that cannot be obeyed: ValueError."""
     where = _complete(schedule)
     _ordered(schedule, where)
+    _in_turn(schedule, where)
     for rank, (held, bound) in enumerate(zip(in_flight(schedule), schedule.bound)):
-        most, at = max((count, -at) for at, count in enumerate([0, *held]))
-        if most > bound:
-            _refuse(schedule, f"rank {rank} holds activations of {most} ops, and its bound is {bound}", (rank, -at - 1))
+        if (most := max(held, default=0)) > bound:
+            _refuse(schedule, f"rank {rank} holds activations of {most} ops, and its bound is {bound}", (rank, held.index(most)))
     _alive(schedule, where, rule)
 
 
 def in_flight(schedule: Schedule) -> list[list[int]]:
-    """How many ops' activations each rank holds after each step's forward: from F to W; forward alone keeps nothing."""
-    held = []
-    for row in schedule.rows:
-        count, counts = 0, []
-        for step in row:
-            kinds = [part.kind for op in step for part in op.parts]
-            count += kinds.count("F") * schedule.backward
-            counts.append(count)
-            count -= kinds.count("W")
-        held.append(counts)
-    return held
+    """How many ops' activations each rank holds while it runs each step: from F to W; forward alone keeps nothing."""
+    kinds = [["".join(op.kind for op in step) * schedule.backward for step in row] for row in schedule.rows]
+    return [[begun - ended for begun, ended in zip(accumulate(step.count("F") for step in row),
+                                                   accumulate((step.count("W") for step in row), initial=0))] for row in kinds]
 
 
 def _refuse(schedule: Schedule, sentence: str, *places: tuple[int, int]):
@@ -72,20 +66,27 @@ def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
 
 
 def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
-    """What an op needs of its own rank stands before it; what it needs of another arrives in the order in which that one sends."""
-    taken: dict[tuple[str, int], tuple[int, int, Op]] = {}                  # (kind, stage) -> (step that sent, step that took, op)
+    """What an op needs of its own rank stands before it."""
     for rank, at, op in schedule.ops():
         for need in schedule.needs(op):
             there, before = where[need]
             if there == rank and before >= at:
                 _refuse(schedule, f"{op} needs {need}, which stands {'behind it' if before > at else 'in the same step'} on rank {rank}",
                         (rank, at), (rank, before))
+
+
+def _in_turn(schedule: Schedule, where: dict[Op, tuple[int, int]]):
+    """A stage takes what another rank sends to it in the order in which that one sends it: one tag for each (kind, stage) will do."""
+    latest: dict[tuple[str, int], tuple[int, int, Op]] = {}                 # (kind, stage) -> (step that sent, step that took, op)
+    for rank, at, op in schedule.ops():
+        for need in schedule.needs(op):
+            there, sent = where[need]
             if there != rank:
-                latest, place, other = taken.get((need.kind, op.stage), (-1, at, op))
-                if before < latest:
+                before, place, other = latest.get((need.kind, op.stage), (-1, at, op))
+                if sent < before:
                     _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what that takes",
                             (rank, at), (rank, place))
-                taken[need.kind, op.stage] = before, at, op
+                latest[need.kind, op.stage] = sent, at, op
 
 
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
