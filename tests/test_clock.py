@@ -12,7 +12,7 @@ from refpar.clock import ClockWorld, Link, by_axis, by_node, by_pair, everywhere
 from refpar.comm import collectives
 from refpar.comm.mesh import Axis, Mesh
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Deadlock
+from refpar.sanitizer.endings import Deadlock
 from refpar.config import PRESETS, Layout
 from refpar.nn.ops import linear_forward
 from refpar.oracle.run import run_sharded

@@ -26,8 +26,7 @@ HEIGHTS = [
     ("sample", "progress", "trace", "imports"),
     ("clock",),
     ("fit",),                                                   # a whole training run
-    ("plan",),                                                  # what things cost: formulas
-    ("schedules",),                                             # of pipelines, and a rank's part of a model under any
+    ("plan", "schedules"),                                      # what things cost: formulas; pipelines by name, and in time
     ("oracle",),
     ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),
