@@ -34,11 +34,11 @@ def shares(size: int, n: int, unit: int = 1) -> list[int]:
     return [part.stop - part.start for part in (share(size, n, i, unit) for i in range(n))]
 
 
-def run_of(units: int, ranks: int, rank: int) -> tuple[int, slice]:
+def run_of(units: int, ranks: int, rank: int) -> tuple[int, range]:
     """(unit, run): where there are more ranks than units, the unit that `rank` shares and the run of ranks that share it.  With
     fewer ranks each is a run of its own."""
-    runs = [share(ranks, min(units, ranks), unit) for unit in range(min(units, ranks))]
-    return next((unit, run) for unit, run in enumerate(runs) if rank in range(run.start, run.stop))
+    runs = [range(ranks)[share(ranks, min(units, ranks), unit)] for unit in range(min(units, ranks))]
+    return next((unit, run) for unit, run in enumerate(runs) if rank in run)
 
 
 def _require(holds: bool, sentence: str):
@@ -56,7 +56,8 @@ class Model:
     """The sizes of one model.  `pattern` is the mixers and MLPs of one block, repeated `blocks` times."""
     pattern: tuple[str, ...] = ("attention", "mlp")
     blocks: int = 4
-    vocab: int = 256            # V: bytes
+    vocab: int = 256            # bytes
+    padded_vocab: int = 0       # V: words of the tables, some of them perhaps beyond the vocabulary; 0: as many as it has
     width: int = 64             # D
     heads: int = 8              # H  query heads
     kv_heads: int = 2           # K  key/value heads (GQA)
@@ -110,6 +111,8 @@ class Model:
             _require(layer in ("attention", "mlp", "mamba1", "mamba2"),
                      f"model: pattern has {layer!r}, and a layer is attention, mlp, mamba1 or mamba2")
         _require(len(self.pattern) > 0, "model: pattern is empty, and a block needs at least one layer")
+        _require(isinstance(self.padded_vocab, int) and (self.padded_vocab == 0 or self.padded_vocab >= self.vocab),
+                 f"model: padded_vocab={self.padded_vocab} must be at least vocab={self.vocab}, or 0")
         _require(self.heads % self.kv_heads == 0,
                  f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         _require(self.head_width % 2 == 0 or self.positions != "rope",
@@ -150,9 +153,9 @@ class Model:
     @property
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
-        return {"V": self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
-                "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
-                "R": self.dt_rank, "W": self.conv}
+        return {"V": self.padded_vocab or self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads,
+                "E": self.head_width, "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups,
+                "N": self.state, "I": self.inner, "R": self.dt_rank, "W": self.conv}
 
     @property
     def numbers(self) -> int:
@@ -162,7 +165,7 @@ class Model:
                   "mlp": self.width * self.ffn * (3 if self.mlp == "swiglu" else 2),
                   "mamba1": self.inner * (3 * self.width + 2 * self.dt_rank + 3 * self.state + self.conv),
                   "mamba2": self.width * (3 * channels + self.ssm_heads) + (2 * self.width + 2 * self.conv) * shared + self.conv * channels}
-        tables = self.vocab * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
+        tables = self.sizes["V"] * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
         return self.width * tables + self.blocks * sum(inside[layer] for layer in self.pattern)
 
     @property
@@ -212,7 +215,7 @@ class Model:
             mine = share(groups, ranks, rank)
             return slice(mine.start * members, mine.stop * members)
         group, run = run_of(groups, ranks, rank)
-        inside = share(members, run.stop - run.start, rank - run.start, unit) if word[0] in "HM" else slice(0, members)
+        inside = share(members, len(run), rank - run.start, unit) if word[0] in "HM" else slice(0, members)
         return slice(group * members + inside.start, group * members + inside.stop)
 
 
@@ -220,6 +223,8 @@ class Model:
 FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node"}
 CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
 CP_MAMBA = ("gather", "chain", "scan", "heads")
+SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "sliced")
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,11 @@ class Layout:
     cp_mamba: str = "gather"            # how conv and scan do
     tp_ring: bool = False               # with sp: gather and multiply, multiply and scatter, in steps of a ring
     node: int = 0                       # ranks of a node, in a row; 0: all stand on one
+    schedule: str = "1f1b"              # the order in which stages of pp work
+    virtual_stages: int = 0             # of each rank, where the schedule has a choice; 0: as it likes
+    slices: int = 0                     # of the sequence, of the schedule sliced; 0: as it likes
+    stages_by_cost: bool = False        # stages of equal cost, not of as many layers
+    recompute: str = "none"             # what backward computes again
 
     def __post_init__(self):
         for axis in AXES:
@@ -244,6 +254,13 @@ class Layout:
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
         _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
         _require(self.cp_mamba in CP_MAMBA, f"mesh: cp-mamba {self.cp_mamba!r} must be {' or '.join(CP_MAMBA)}")
+        _require(self.schedule in SCHEDULES, f"mesh: schedule {self.schedule!r} must be {' or '.join(SCHEDULES)}")
+        _require(self.recompute in RECOMPUTE, f"mesh: recompute {self.recompute!r} must be {' or '.join(RECOMPUTE)}")
+        for name in ("virtual_stages", "slices"):
+            size = getattr(self, name)
+            _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
+        _require(self.schedule != "sliced" or self.cp == 1,
+                 f"mesh: cp={self.cp} cuts the sequence, and so does schedule sliced: one of them at a time")
         _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
         _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")

@@ -18,7 +18,7 @@ import numpy as np
 
 from refpar import watch
 from refpar.sanitizer.calls import Call
-from refpar.config import Layout, run_of
+from refpar.config import Layout
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -87,15 +87,15 @@ class Axis:
         """This rank calls a collective here, with these options: the wire is told."""
         return self.wire.began(operation, x, self, options)
 
-    def isend(self, array, to: int):
+    def isend(self, array, to: int, tag: int = 0):
         """Start to send; the array must not change before the request's wait()."""
         with watch.errand(self.name):
-            return self.wire.isend(array, self.ranks[to])
+            return self.wire.isend(array, self.ranks[to], tag)
 
-    def irecv(self, out, source: int):
+    def irecv(self, out, source: int, tag: int = 0):
         """Start to receive into `out`; it must not be read before the request's wait()."""
         with watch.errand(self.name):
-            return self.wire.irecv(out, self.ranks[source])
+            return self.wire.irecv(out, self.ranks[source], tag)
 
     def send(self, array, to: int):
         """Send, and return when `array` may change."""
@@ -121,20 +121,17 @@ class Mesh:
             raise ValueError(f"mesh: a node must have at least 1 rank, not {node}")
         self.layout, self.wire, self.node = layout, wire, node or layout.node or None
 
-    def axis(self, *axes: str) -> Axis:
-        """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1)."""
+    def axis(self, *axes: str, **only) -> Axis:
+        """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1).
+
+        only: further axes, and of each the indices on it, this rank's among them, that belong to the group (tp=range(2, 4)).
+        """
+        axes += tuple(axis for axis in only if axis not in axes)
         mine = next(group for group in groups(self.layout, *axes) if self.wire.rank in group)
-        long = [axis for axis in self.layout.order if axis in axes and getattr(self.layout, axis) > 1]
+        mine = [rank for rank in mine if all(self.coordinates(rank)[axis] in indices for axis, indices in only.items())]
+        long = [axis for axis in self.layout.order if axis in axes and len(only.get(axis, range(getattr(self.layout, axis)))) > 1]
         name = "+".join(long or axes[:1])
         return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire, self.node)
-
-    def run(self, units: int, *axes: str) -> Axis:
-        """The run of tp ranks that share this rank's unit, where tp has more ranks than units; with `axes`, of all their tp groups."""
-        here = self.coordinates()["tp"]
-        run = run_of(units, self.layout.tp, here)[1]
-        group = self.axis(*axes, "tp")
-        return group.among(index for index, rank in enumerate(group.ranks)
-                           if run.start <= self.coordinates(rank)["tp"] < run.stop)
 
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
         """Where a rank stands, this one by default."""

@@ -101,10 +101,10 @@ NORMALISATION = (
 CLIPPING = (
     Fault("norm-counted-twice", "modelscope/twinkle#290",
           "every rank has the whole gradient, and the squares are added up over the ranks again: too large a norm, too hard a clip",
-          NORM, "_sum_over(square, axes, mesh)", '_sum_over(square, (*axes, "dp"), mesh)', EQUAL, ALONE, MASTER),
+          NORM, 'mesh.axis("pp", "tp")', 'mesh.axis("dp", "pp", "tp")', EQUAL, ALONE, MASTER),
     Fault("norm-of-the-largest", "facebookresearch/fairscale#167",
           "parts of the norm are combined by their maximum, as for the infinity norm, where their squares must be added",
-          NORM, "squares.get(axes, 0.0) + float(flat @ flat)", "max(squares.get(axes, 0.0), float(flat @ flat))",
+          NORM, "square += float(flat @ flat)", "square = max(square, float(flat @ flat))",
           EQUAL, None, MASTER),
     Fault("norm-of-addends", "pytorch/pytorch#165962",
           "the norm is taken of each rank's addend and summed, before the addends themselves are: the norm is not linear",

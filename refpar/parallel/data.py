@@ -37,8 +37,8 @@ def accumulate(chain: Chain, params: dict, batches: list, count: int):
 
 
 def sum_loss(loss: float, mesh) -> float:
-    """The summed loss of the whole step."""
-    return float(all_reduce(np.array([loss], np.float64), mesh.axis("dp", "cp"))[0])
+    """The summed loss of the whole step: over the ranks that hold other tokens, and over the stages, of which the last has it."""
+    return float(all_reduce(np.array([loss], np.float64), mesh.axis("dp", "pp", "cp"))[0])
 
 
 @dataclass

@@ -15,19 +15,26 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar.comm.collectives import all_reduce
-from refpar.config import Layout, Model
+from refpar.config import Layout, Model, run_of
 
 SHARED = "KG"           # dims of which a run's ranks hold the same part
 
 
 class Sum(NamedTuple):
-    """The ranks over which a gradient is summed: those on `axes`, and in each of their tp groups the run of one of `units`."""
+    """The ranks over which a gradient is summed: those on `axes`, and among them only, of tp, the run that shares one of `units`,
+    and of pp, the `stages` that hold the parameter."""
     axes: tuple[str, ...]
     units: int | None = None
+    stages: tuple[int, ...] | None = None
 
     def on(self, mesh):
         """These ranks, as one axis of the mesh."""
-        return mesh.axis(*self.axes) if self.units is None else mesh.run(self.units, *self.axes)
+        return mesh.axis(*self.axes, **self.only(mesh))
+
+    def only(self, mesh) -> dict:
+        """Axis -> the indices on it that share the parameter, where these are not all."""
+        runs = {} if self.units is None else {"tp": run_of(self.units, mesh.layout.tp, mesh.coordinates()["tp"])[1]}
+        return runs if self.stages is None else runs | {"pp": self.stages}
 
 
 def axis_of(word: str) -> str | None:
@@ -75,30 +82,33 @@ def held_share(model: Model, dims: dict[str, dict[str, str]], layout: Layout) ->
 
 def inside_of(chain) -> dict[tuple[str, str], bool]:
     """(layer, parameter) -> does it stand inside the layer's seams?"""
-    return {(name, p): p in layer.inside for name, layer in chain.layers for p in layer.dims if (name, p) not in chain.ties}
+    layers = dict(chain.layers)
+    tied = {owner: mine in layers[layer].inside for (layer, mine), owner in chain.ties.items()}
+    return tied | {(name, p): p in layer.inside for name, layer in chain.layers for p in layer.dims if (name, p) not in chain.ties}
 
 
 def gradient_sums(chain, layout: Layout) -> dict[tuple[str, str], Sum]:
     """(layer, parameter) -> the ranks over which its gradient is summed."""
     dims = chain.dims()
-    return {(layer, p): Sum(summed_axes(dims[layer][p], inside, layout.sp), shared_units(chain.model, dims[layer][p], layout))
+    return {(layer, p): Sum(summed_axes(dims[layer][p], inside, layout.sp), shared_units(chain.model, dims[layer][p], layout),
+                            chain.holders.get((layer, p)))
             for (layer, p), inside in inside_of(chain).items()}
 
 
 def squared_norm(grads: dict, chain, mesh) -> float:
-    """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on every rank of every axis but
-    those that cut its parameter: only over these are the squares added, and of a run's copies only the first one's."""
-    squares: dict[tuple[str, ...], float] = {}
-    for layer, dims in chain.dims().items():
-        for name, text in dims.items():
-            axes, units = shard_axes(text), shared_units(chain.model, text, mesh.layout)
+    """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on all ranks that hold its part of the
+    parameter: the first of them gives its squares, and these are added over the axes that cut the model."""
+    square, dims = 0.0, chain.dims()
+    for (layer, name), over in gradient_sums(chain, mesh.layout).items():
+        if is_first(dims[layer][name], over, mesh):
             flat = grads[layer][name].astype(np.float64, copy=False).ravel()
-            first = units is None or mesh.run(units).index == 0
-            squares[axes] = squares.get(axes, 0.0) + float(flat @ flat) * first
-    return sum(_sum_over(square, axes, mesh) for axes, square in squares.items())
+            square += float(flat @ flat)
+    return float(all_reduce(np.array([square]), mesh.axis("pp", "tp"))[0])
 
 
-def _sum_over(square: float, axes: tuple[str, ...], mesh) -> float:
-    for axis in axes:
-        square = float(all_reduce(np.array([square]), mesh.axis(axis))[0])
-    return square
+def is_first(dims: str, over: Sum, mesh) -> bool:
+    """Is this rank the first, on tp and pp, of those that hold its part of a parameter?"""
+    here = mesh.coordinates()
+    first = {"tp": here["tp"] if "tp" in shard_axes(dims) else 0, "pp": 0}
+    first |= {axis: min(indices) for axis, indices in over.only(mesh).items()}
+    return all(here[axis] == index for axis, index in first.items())

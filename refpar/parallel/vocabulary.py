@@ -42,11 +42,11 @@ def cross_entropy(config: Model, tp) -> Pair:
 
     def forward(logits, targets):
         rows = targets.reshape(targets.size)
-        spread = merge_over(loss.partial(flat(logits), rows, first, q), tp)
+        spread = merge_over(loss.partial(loss.real(flat(logits), first, config.vocab), rows, first, q), tp)
         result, lse = loss.finish(spread, rows, z)
         return result, {"logits": logits, "lse": lse, "targets": targets}
 
     def backward(scale, saved):
-        return loss.cross_entropy_backward(scale, saved, first, q, z)
+        return loss.cross_entropy_backward(scale, saved, first, q, z, config.vocab)
 
     return Pair(forward, backward)
