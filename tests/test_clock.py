@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refpar import clock, watch
+from refpar.algorithms import ALGORITHMS
 from refpar.clock import ClockWorld, Link, by_axis, by_node, by_pair, everywhere, peak
 from refpar.comm import collectives
 from refpar.comm.mesh import Axis, Mesh
