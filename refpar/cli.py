@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from refpar.config import PRESETS, Layout, Training
+from refpar.config import CP_ATTENTION, CP_MAMBA, FILLINGS, PRESETS, Layout, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
 LARGEST = 2**63 - 1     # of whole numbers
@@ -93,6 +93,10 @@ OPTIONS: dict[str, Option] = {
     "model": Option(filled, "NAME[,field=value...]", f"the model: {', '.join(PRESETS)}, with fields changed, or a FILE.json of them"),
     "mesh": Option(filled, "dp=2,tp=2", "ranks on each axis of the mesh: dp, pp, cp, tp (left out: 1)"),
     "order": Option(filled, "dp,pp,cp,tp", "the axes of the mesh, outermost first"),
+    "sp": Option(None, "", "sequence parallelism: outside the layers, tp cuts the sequence"),
+    "cp": Option(one_of(*CP_ATTENTION), "WAY", f"attention over cp: {', '.join(CP_ATTENTION)} (default: {CP_ATTENTION[0]})"),
+    "cp-mamba": Option(one_of(*CP_MAMBA), "WAY", f"conv and scan over cp: {', '.join(CP_MAMBA)} (default: {CP_MAMBA[0]})"),
+    "tp-ring": Option(None, "", "with --sp: gather and multiply, multiply and scatter, in the steps of a ring"),
     "steps": Option(whole(1), "N", "training steps"),
     "rows": Option(whole(1), "N", "sequences of one step, over all ranks"),
     "sequence": Option(whole(1), "N", "tokens of a row"),
@@ -117,7 +121,7 @@ OPTIONS: dict[str, Option] = {
     "list-faults": Option(None, "", "list the faults that can be planted"),
     "size": Option(whole(0), "N", "elements of the array that is sent (default: two for each rank)"),
     "algorithm": Option(str, "NAME", "of the collective, such as ring or doubling (default: what refpar would choose)"),
-    "node": Option(whole(1), "N", "ranks of one node, for the hierarchical algorithm (default: all)"),
+    "node": Option(whole(1), "N", "ranks of one node, numbered in a row (default: all)"),
     "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
     "rounds": Option(whole(1), "N", "rounds of each case"),
     "json": Option(None, "", "print JSON in place of tables"),
@@ -135,14 +139,14 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "Train a model on text, over the ranks of a mesh, and judge it on text that was held out.", {},
-        ("model", "mesh", "order", "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate",
+        ("model", "mesh", "order", *FILLINGS, "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate",
          "clip", "seed", "dtype", "out", "save-every", "resume", "no-control", "sample", "json", "trace"),
         ("python -m refpar train --model llama",
          "mpiexec -n 2 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2",
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
-        ("model", "mesh", "order", "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip", "seed", "dtype",
+        ("model", "mesh", "order", *FILLINGS, "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip", "seed", "dtype",
          "uneven", "last-rows", "documents", "ignored", "fault", "list-faults", "json", "trace"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
@@ -217,6 +221,13 @@ def _value(flag: str, parse: Callable, text: str) -> Any:
         raise ValueError(f"--{flag} {error}") from None
 
 
+def layout_of(args: argparse.Namespace, mesh: str) -> Layout:
+    """The layout of a mesh such as "dp=2,tp=2", ordered and filled as the options say."""
+    given = {field: getattr(args, attribute(flag)) for flag, field in FILLINGS.items()}
+    layout = Layout.parse(mesh, args.order)
+    return dataclasses.replace(layout, **{field: value for field, value in given.items() if value is not None})
+
+
 def training_of(args: argparse.Namespace, base: Training, ranks: int) -> Training:
     """`base`, changed by the options that bear the names of its fields.  ranks: those that share the rows of a step (dp)."""
     given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Training)}
@@ -251,7 +262,7 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status."""
-    from refpar.comm.launch import launched
+    from refpar.launch import launched
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     return launched(lambda world: command_of(world, *words))
 

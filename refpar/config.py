@@ -5,12 +5,9 @@ Sizes that follow from others are properties.  The letters are those of the glos
 """
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 AXES = ("dp", "pp", "cp", "tp")          # outermost first: the survey's rank order (section 4.2, figures 4 and 5)
 
@@ -34,6 +31,13 @@ def shares(size: int, n: int, unit: int = 1) -> list[int]:
     return [part.stop - part.start for part in (share(size, n, i, unit) for i in range(n))]
 
 
+def run_of(units: int, ranks: int, rank: int) -> tuple[int, range]:
+    """(unit, run): where there are more ranks than units, the unit that `rank` shares and the run of ranks that share it.  With
+    fewer ranks each is a run of its own."""
+    runs = [range(ranks)[share(ranks, min(units, ranks), unit)] for unit in range(min(units, ranks))]
+    return next((unit, run) for unit, run in enumerate(runs) if rank in run)
+
+
 def _require(holds: bool, sentence: str):
     if not holds:
         raise ValueError(sentence)
@@ -49,7 +53,8 @@ class Model:
     """The sizes of one model.  `pattern` is the mixers and MLPs of one block, repeated `blocks` times."""
     pattern: tuple[str, ...] = ("attention", "mlp")
     blocks: int = 4
-    vocab: int = 256            # V: bytes
+    vocab: int = 256            # bytes
+    padded_vocab: int = 0       # V: words of the tables, some of them perhaps beyond the vocabulary; 0: as many as it has
     width: int = 64             # D
     heads: int = 8              # H  query heads
     kv_heads: int = 2           # K  key/value heads (GQA)
@@ -103,6 +108,8 @@ class Model:
             _require(layer in ("attention", "mlp", "mamba1", "mamba2"),
                      f"model: pattern has {layer!r}, and a layer is attention, mlp, mamba1 or mamba2")
         _require(len(self.pattern) > 0, "model: pattern is empty, and a block needs at least one layer")
+        _require(isinstance(self.padded_vocab, int) and (self.padded_vocab == 0 or self.padded_vocab >= self.vocab),
+                 f"model: padded_vocab={self.padded_vocab} must be at least vocab={self.vocab}, or 0")
         _require(self.heads % self.kv_heads == 0,
                  f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         _require(self.head_width % 2 == 0 or self.positions != "rope",
@@ -143,9 +150,9 @@ class Model:
     @property
     def sizes(self) -> dict[str, int]:
         """Letter -> size, for the dims of parameters and the shape comments of the code."""
-        return {"V": self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads, "E": self.head_width,
-                "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups, "N": self.state, "I": self.inner,
-                "R": self.dt_rank, "W": self.conv}
+        return {"V": self.padded_vocab or self.vocab, "X": self.longest, "D": self.width, "H": self.heads, "K": self.kv_heads,
+                "E": self.head_width, "F": self.ffn, "M": self.ssm_heads, "P": self.ssm_head_width, "G": self.groups,
+                "N": self.state, "I": self.inner, "R": self.dt_rank, "W": self.conv}
 
     @property
     def numbers(self) -> int:
@@ -155,8 +162,13 @@ class Model:
                   "mlp": self.width * self.ffn * (3 if self.mlp == "swiglu" else 2),
                   "mamba1": self.inner * (3 * self.width + 2 * self.dt_rank + 3 * self.state + self.conv),
                   "mamba2": self.width * (3 * channels + self.ssm_heads) + (2 * self.width + 2 * self.conv) * shared + self.conv * channels}
-        tables = self.vocab * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
+        tables = self.sizes["V"] * (1 if self.tied else 2) + (self.longest if self.positions == "learned" else 0)
         return self.width * tables + self.blocks * sum(inside[layer] for layer in self.pattern)
+
+    @property
+    def norm_width(self) -> int:
+        """Channels that Mamba-2's norm takes together."""
+        return self.norm_group or self.ssm_heads // self.groups * self.ssm_head_width
 
     @property
     def reach(self) -> int:
@@ -182,15 +194,54 @@ class Model:
         """"D HE/tp" -> the whole parameter's shape."""
         return tuple(self.dim(word)[0] for word in dims.split())
 
+    def families(self, word: str) -> int:
+        """How many units of a dim belong together: the groups that heads share (K of attention's, G of Mamba-2's); else each alone."""
+        size, unit = self.dim(word)
+        return {"H": self.kv_heads, "K": self.kv_heads, "M": self.groups, "G": self.groups}.get(word[0], size // unit)
+
+    def part(self, word: str, ranks: int, rank: int) -> slice:
+        """The part of a dim that rank holds: whole groups of heads, or, where there are more ranks than groups, a share of one.
+
+        Then the ranks are cut into one run for each group.  The run's ranks hold the group's own units (K, G) each, and share its
+        heads (H, M): some may be left without any.
+        """
+        size, unit = self.dim(word)
+        groups = self.families(word)
+        members = size // unit // groups * unit                                 # of one group, in elements
+        if groups >= ranks or word[0] not in "HKMG":
+            mine = share(groups, ranks, rank)
+            return slice(mine.start * members, mine.stop * members)
+        group, run = run_of(groups, ranks, rank)
+        inside = share(members, len(run), rank - run.start, unit) if word[0] in "HM" else slice(0, members)
+        return slice(group * members + inside.start, group * members + inside.stop)
+
+
+# Options of the command line -> fields of Layout: how its cuts are filled.
+FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node"}
+CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
+CP_MAMBA = ("gather", "chain", "scan", "heads")
+SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "sliced")
+RECOMPUTE = ("none", "selective", "full")
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks on each axis of the mesh, and which axis is outermost.  Written `dp=2,tp=2`."""
+    """How many ranks on each axis of the mesh, and which axis is outermost.  Written `dp=2,tp=2`.  And what each cut is filled with."""
     dp: int = 1
     pp: int = 1
     cp: int = 1
     tp: int = 1
     order: tuple[str, ...] = AXES
+    sp: bool = False                    # sequence parallelism: outside the layers, tp cuts the sequence
+    cp_attention: str = "ring"          # how attention meets the tokens of other ranks, and which tokens a rank has
+    cp_mamba: str = "gather"            # how conv and scan do
+    tp_ring: bool = False               # with sp: gather and multiply, multiply and scatter, in steps of a ring
+    node: int = 0                       # ranks of a node, in a row; 0: all stand on one
+    schedule: str = "1f1b"              # the order in which stages of pp work
+    virtual_stages: int = 0             # of each rank, where the schedule has a choice; 0: as it likes
+    slices: int = 0                     # of the sequence, of the schedule sliced; 0: as it likes
+    stages_by_cost: bool = False        # stages of equal cost, not of as many layers
+    recompute: str = "none"             # what backward computes again
 
     def __post_init__(self):
         for axis in AXES:
@@ -198,6 +249,17 @@ class Layout:
             _require(isinstance(size, int) and size >= 1, f"mesh: {axis}={size} must be a whole number of at least 1")
         _require(sorted(self.order) == sorted(AXES),
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
+        _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
+        _require(self.cp_mamba in CP_MAMBA, f"mesh: cp-mamba {self.cp_mamba!r} must be {' or '.join(CP_MAMBA)}")
+        _require(self.schedule in SCHEDULES, f"mesh: schedule {self.schedule!r} must be {' or '.join(SCHEDULES)}")
+        _require(self.recompute in RECOMPUTE, f"mesh: recompute {self.recompute!r} must be {' or '.join(RECOMPUTE)}")
+        for name in ("virtual_stages", "slices"):
+            size = getattr(self, name)
+            _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
+        _require(self.schedule != "sliced" or self.cp == 1,
+                 f"mesh: cp={self.cp} cuts the sequence, and so does schedule sliced: one of them at a time")
+        _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
+        _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")
 
     @property
@@ -291,56 +353,3 @@ TRAININGS: dict[str, Training] = {
     "gpt2": Training(steps=900, rows=16, sequence=64, rate=3e-3),       # each learned position is seen in every row: short rows
     "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
-
-
-def _field(name: str, text):
-    """One `field=value` of a model, turned into the type that the field has."""
-    known = {field.name: field.default for field in dataclasses.fields(Model)}
-    _require(name in known, f"model: there is no field {name!r}; the fields are {', '.join(known)}")
-    kind = type(known[name])
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[str(text).lower()]
-        if kind is tuple:
-            return tuple(text.replace("+", " ").split()) if isinstance(text, str) else tuple(text)
-        if kind is int and float(text) != int(text):
-            raise ValueError
-        return kind(text)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"model: {name}={text} must be of the type {kind.__name__}, such as {known[name]}") from None
-
-
-def parse_model(text: str) -> Model:
-    """`NAME[,field=value...]` or `FILE.json` (its fields, with an optional "base" preset) -> Model."""
-    name, *changes = text.split(",")
-    if name.endswith(".json"):
-        _require(not Path(name).exists() or Path(name).is_file(), f"model: {name} must be a regular file")
-        try:
-            fields = json.loads(Path(name).read_text())
-        except OSError:
-            raise ValueError(f"model: the file {name} cannot be read") from None
-        except RecursionError:
-            raise ValueError(f"model: the file {name} is nested too deep, and must hold one JSON object of fields") from None
-        except ValueError as error:
-            raise ValueError(f"model: the file {name} is not JSON ({error})") from None
-        _require(isinstance(fields, dict), f"model: the file {name} must hold one JSON object of fields")
-        name = fields.pop("base", None)
-    else:
-        fields = {}
-    _require(name is None or name in PRESETS, f"model: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    given = {}
-    for change in changes:
-        field, equals, value = change.partition("=")
-        _require(bool(equals), f"model: {change!r} must be written field=value")
-        _require(field not in given, f"model: {field} stands twice in {text!r}")
-        given[field] = value
-    base = PRESETS[name] if name else Model()
-    return dataclasses.replace(base, **{field: _field(field, value) for field, value in (fields | given).items()})
-
-
-def describe_model(model: Model) -> str:
-    """The shortest `NAME,field=value...` that parses to this model."""
-    def changes(base: Model) -> list[str]:
-        told = {name: getattr(model, name) for name in vars(model) if getattr(model, name) != getattr(base, name)}
-        return [f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in told.items()]
-    return min((",".join([name, *changes(base)]) for name, base in PRESETS.items()), key=len)

@@ -35,11 +35,14 @@ def rate_of(step: int, training: Training) -> float:
     return training.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def train_step(chain: Chain, state: State, batches: list, mesh, training: Training) -> tuple[State, Report]:
-    """Count the step's targets, go down and up the chain for each micro-batch, sum over the ranks, clip, and update."""
+def train_step(chain: Chain, state: State, batches: list, mesh, training: Training, work=accumulate) -> tuple[State, Report]:
+    """Count the step's targets, go down and up the chain for each micro-batch, sum over the ranks, clip, and update.
+
+    `work` does the second: a pipeline's is made by `parallel.pipeline.pipelined`, and `chain` is then this rank's part.
+    """
     watch.held("weight", state.params)
     count = count_targets(batches, mesh)
-    loss, grads = accumulate(chain, state.params, batches, count)
+    loss, grads = work(chain, state.params, batches, count)
     loss, grads = sum_loss(loss, mesh), reduce_gradients(grads, chain, mesh)
     watch.value("gradients", grads)
     norm = math.sqrt(squared_norm(grads, chain, mesh))

@@ -11,7 +11,8 @@ import pytest
 from started import ROOT, ended, require_mpi, start
 
 from refpar import cli
-from refpar.config import PRESETS, Layout, Training, parse_model
+from refpar.config import PRESETS, Layout, Training
+from refpar.named import parse_model
 from refpar.oracle.situation import PROOF, Situation
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"
@@ -45,6 +46,10 @@ REFUSED = [
     ("train --mesh dp=2,dp=2", "dp stands twice"),
     ("train --mesh dp=2,tp=2", "mesh dp=2,tp=2 cuts over more than dp"),
     ("train --mesh dp=2 --order dp,tp", "order dp,tp must name each of dp, pp, cp, tp once"),
+    ("verify --mesh cp=2 --cp rings", "--cp must be ring or zigzag or striped or gather or ulysses or ulysses+ring, not 'rings'"),
+    ("verify --mesh cp=2 --cp-mamba ring", "--cp-mamba must be gather or chain or scan or heads, not 'ring'"),
+    ("verify --mesh tp=2 --tp-ring", "mesh: tp-ring is a form of sequence parallelism, and needs sp"),
+    ("verify --mesh tp=2 --node 0", "--node must be a whole number of at least 1, not '0'"),
     ("train --model nope", "there is no preset 'nope'"),
     ("train --model llama,heads=5", "heads=5 must be a multiple of kv_heads=2"),
     ("train --model llama,head_width=7", "head_width=7 must be even"),
@@ -192,6 +197,7 @@ SITUATIONS = [
     Situation(PRESETS["mamba2-uneven"], Layout(dp=3)),
     Situation(replace(PRESETS["llama-tiny"], dropout=0.25, tied=True, pattern=("mlp", "attention")), Layout(dp=2), last_rows=3),
     Situation(training=replace(PROOF, rows=5, sequence=7, micro_batches=3, seed=4, dtype="float32", optimizer="sgd", clip=0.25)),
+    Situation(layout=Layout(cp=2, tp=2, sp=True, tp_ring=True, cp_attention="ulysses+ring", cp_mamba="scan", node=2)),
     Situation(layout=Layout(dp=4), documents=(3, 5, 1), ignored=(0.0, 0.125, 1.0)),
 ]
 
@@ -202,7 +208,7 @@ def test_a_situation_prints_as_the_command_that_repeats_it(situation):
     words = shlex.split(situation.command())
     assert words[:4] == ["python", "-m", "refpar", "verify"]
     args = cli.parse("verify", words[4:])
-    assert situation_of(args, parse_model(args.model), Layout.parse(args.mesh, args.order)) == situation
+    assert situation_of(args, parse_model(args.model), cli.layout_of(args, args.mesh)) == situation
 
 
 def test_micro_batch_size_sets_what_is_left_open():

@@ -9,7 +9,7 @@ from strategies import situations
 from refpar.config import PRESETS
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import add, loss_and_gradients
-from refpar.nn.seams import Layer, Pair
+from refpar.nn.seams import KEEP, Layer
 from refpar.oracle.equal import leaves
 from refpar.oracle.freeze import freeze, frozen, frozen_layer, frozen_seams
 from refpar.oracle.run import fresh
@@ -73,12 +73,12 @@ def test_the_owner_of_a_view_is_frozen_too():
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_seams_are_guarded(seam, way):
     """A communication that writes into its argument."""
-    def double(x):
+    def double(x, batch):
         x *= 2
         return x
 
     def fill(name, kind):
-        pair = Pair(lambda x: x, lambda x: x)._replace(**{way: double})
+        pair = KEEP._replace(**{way: double})
         return plain(model)(name, kind)._replace(**{seam: pair})
     model = replace(PRESETS["llama-tiny"], blocks=1)
     situation = Situation(model, training=PROOF)

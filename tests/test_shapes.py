@@ -1,5 +1,7 @@
 """The shape comments of nn and parallel are true: both families train one step under the tracer, and every comment is reached."""
+import dataclasses
 import importlib.util
+from itertools import chain as chained
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +9,17 @@ import pytest
 import scans
 from tracer import Sizes, Tracer, comments_of
 
-from refpar import corpus
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Model, Training
 from refpar.nn import attention, mamba1, rope, scan
-from refpar.nn import scans as scan_forms
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_of
 from refpar.nn.init import initial
+from refpar.oracle import scans as scan_forms
+from refpar.oracle.packed import packed
+from refpar.parallel.fill import model as parallel_model
+from refpar.parallel.placement import cut
 from refpar.train import State, train_step
 
 ROOT = Path(__file__).parents[1] / "refpar"
@@ -37,14 +41,15 @@ MODELS = {
 }
 
 
-def step_of(wire, model: Model, fill=None):
+def step_of(wire, model: Model, fill=None, layout=None):
     """One rank trains one step, and reads another batch forward only."""
-    training = Training(rows=ROWS * wire.size, sequence=TOKENS, dtype="float64")
-    mesh, chain = Mesh(Layout(dp=wire.size), wire), build(model, fill=fill)
-    params = initial(model, chain, 0, np.float64)
+    mesh = Mesh(layout or Layout(dp=wire.size), wire)
+    training = Training(rows=ROWS * mesh.layout.dp, sequence=TOKENS, dtype="float64")
+    chain = build(model, fill=fill) if fill else parallel_model(model, mesh)
+    params = initial(model, chain, 0, np.float64, cut=lambda name, dims: cut(model, dims, mesh))
     m, v = ({layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in params.items()} for _ in range(2))
-    rows = slice(ROWS * wire.rank, ROWS * (wire.rank + 1))
-    batch = corpus.packed([0], training.rows, TOKENS, model.vocab, (7, 30, 4), (0.0, 0.5), 0).cut(rows)
+    rows = slice(ROWS * mesh.axis("dp").index, ROWS * (mesh.axis("dp").index + 1))
+    batch = packed([0], training.rows, TOKENS, model.vocab, (7, 30, 4), (0.0, 0.5), 0).cut(rows)
     train_step(chain, State(params, m, v), [batch], mesh, training)
     loss_of(chain, params, batch)
 
@@ -86,6 +91,21 @@ def traced() -> Tracer:
 
 def test_shape_comments_are_true(traced):
     assert not traced.wrong, "\n".join(traced.wrong.values())
+
+
+def test_shape_comments_are_true_of_shards():
+    """tp=2, of sizes that it divides: the ranks' shards have one shape, and another than the whole.  In a function that is given a
+    shard without knowing it, a letter is the size that is here; so only the comments that say /tp are judged."""
+    even = {"llama": dict(kv_heads=2), "gpt2": dict(kv_heads=2, vocab=38), "mamba1": {}, "mamba2": {}}
+    for name, sizes in even.items():
+        model = dataclasses.replace(MODELS[name], **{"vocab": 38} | sizes)
+        tracer = Tracer(PATHS, Sizes(model.sizes | {"B": ROWS, "S": TOKENS}, {"tp": (2, 0)}))
+        with tracer.on():
+            ThreadWorld().run(step_of, 2, model, None, Layout(tp=2))
+        wrong = [sentence for sentence in tracer.wrong.values() if "/tp" in sentence]
+        assert not wrong, "\n".join(wrong)
+        comments = chained.from_iterable(group.values() for group in tracer.comments.values())
+        assert sum("/tp" in c.text and (c.path, c.line) in tracer.seen for c in comments) > 5
 
 
 def test_shape_comments_are_reached(traced):

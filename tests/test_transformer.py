@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refpar import watch
 from refpar.config import PRESETS, Model, share
-from refpar.corpus import packed
+from refpar.oracle.packed import packed
 from refpar.nn import attention
 from refpar.nn import chain as chains
 from refpar.nn.build import build, plain
@@ -20,7 +20,7 @@ from refpar.nn.mlp import mlp_layer
 from refpar.nn.pieces import norm_of
 from refpar.nn.product import settle
 from refpar.nn.residual import residual
-from refpar.nn.seams import SAME, Pair, Seams
+from refpar.nn.seams import KEEP, Pair, Seams
 from refpar.nn.transformer import (
     attention_layer,
     embedding_layer,
@@ -298,7 +298,7 @@ def test_a_shard_of_the_weights_is_an_addend(seed, variant, ranks, kind):
 @pytest.mark.parametrize("kind, outside", [("attention", "o_bias"), ("mlp", "down_bias"), ("embedding", "position")])
 def test_what_stands_outside_the_seams_is_added_once(kind, outside):
     """Two ranks with the same addend: `leave` doubles what comes from inside, and not the bias or the positions."""
-    twice = Pair(lambda y: y + y, lambda dy: dy + dy)
+    twice = Pair(lambda y, batch: y + y, lambda dy, batch: dy + dy)
     batch, rng = batch_of(0), np.random.default_rng(0)
     config = dataclasses.replace(GPT2, blocks=1)
     chain, params = model_of(config)
@@ -312,7 +312,7 @@ def test_what_stands_outside_the_seams_is_added_once(kind, outside):
         grads = layer.backward(np.ones_like(y), after and {key: 0 * after[key] for key in "kv"}, saved, given, batch)[2]
         return y, grads[outside]
     (with_bias, grad), (without, _) = run(twice, 1), run(twice, 0)
-    (alone, grad_alone), (bare, _) = run(SAME, 1), run(SAME, 0)
+    (alone, grad_alone), (bare, _) = run(KEEP, 1), run(KEEP, 0)
     assert_equal(with_bias - without, alone - bare, n=10)
     assert_equal(grad, grad_alone, n=18)
     assert_equal(without, 2 * bare - (0 if kind == "embedding" else x), n=30)

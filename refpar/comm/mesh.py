@@ -87,15 +87,15 @@ class Axis:
         """This rank calls a collective here, with these options: the wire is told."""
         return self.wire.began(operation, x, self, options)
 
-    def isend(self, array, to: int):
+    def isend(self, array, to: int, tag: int = 0):
         """Start to send; the array must not change before the request's wait()."""
         with watch.errand(self.name):
-            return self.wire.isend(array, self.ranks[to])
+            return self.wire.isend(array, self.ranks[to], tag)
 
-    def irecv(self, out, source: int):
+    def irecv(self, out, source: int, tag: int = 0):
         """Start to receive into `out`; it must not be read before the request's wait()."""
         with watch.errand(self.name):
-            return self.wire.irecv(out, self.ranks[source])
+            return self.wire.irecv(out, self.ranks[source], tag)
 
     def send(self, array, to: int):
         """Send, and return when `array` may change."""
@@ -119,12 +119,17 @@ class Mesh:
             raise ValueError(f"mesh: {layout} needs {layout.ranks} ranks, and this world has {wire.size}")
         if node is not None and node < 1:
             raise ValueError(f"mesh: a node must have at least 1 rank, not {node}")
-        self.layout, self.wire, self.node = layout, wire, node
+        self.layout, self.wire, self.node = layout, wire, node or layout.node or None
 
-    def axis(self, *axes: str) -> Axis:
-        """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1)."""
+    def axis(self, *axes: str, **only) -> Axis:
+        """This rank's group on an axis, or on several together (dp and cp: "dp+cp", or "dp" where cp has size 1).
+
+        only: further axes, and of each the indices on it, this rank's among them, that belong to the group (tp=range(2, 4)).
+        """
+        axes += tuple(axis for axis in only if axis not in axes)
         mine = next(group for group in groups(self.layout, *axes) if self.wire.rank in group)
-        long = [axis for axis in self.layout.order if axis in axes and getattr(self.layout, axis) > 1]
+        mine = [rank for rank in mine if all(self.coordinates(rank)[axis] in indices for axis, indices in only.items())]
+        long = [axis for axis in self.layout.order if axis in axes and len(only.get(axis, range(getattr(self.layout, axis)))) > 1]
         name = "+".join(long or axes[:1])
         return Axis(name, tuple(mine), mine.index(self.wire.rank), self.wire, self.node)
 

@@ -41,7 +41,7 @@ def build(config: Model, seed: int = 0, fill: Callable[[str, str], Seams] | None
     names = [f"{i}.{kind}" for i, kind in enumerate(kinds)]
     layers = tuple((name, _layer(config, kind, fill(name, kind))) for name, kind in zip(names, kinds))
     ties = {(names[-1], "table"): (names[0], "table")} if config.tied else {}
-    return Chain(layers, ties, cross_entropy(config.vocab, config.smoothing, config.z_loss))
+    return Chain(layers, ties, cross_entropy(config.vocab, config.smoothing, config.z_loss), config)
 
 
 def _layer(config: Model, kind: str, seams: Seams) -> Layer:

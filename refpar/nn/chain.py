@@ -8,17 +8,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from refpar import watch
+from refpar.config import Model
 from refpar.nn.loss import cross_entropy
 from refpar.nn.product import settle
 from refpar.nn.seams import Layer, Pair
 
 
 class Chain(NamedTuple):
-    """A model.  `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
-    `loss` is what is minimised: forward(logits, targets) -> (sum, count), saved; backward(scale, saved) -> dlogits."""
+    """A model of the sizes `model`, or a stage of it.
+
+    `ties` says which parameters a layer borrows: (layer, parameter) -> (owner, parameter).
+    `loss` is what is minimised: forward(logits, targets) -> (sum, count), saved; backward(scale, saved) -> dlogits.
+    `holders` says of the parameters of a stage which indices of pp hold them, where that is not every one."""
     layers: tuple[tuple[str, Layer], ...]
     ties: dict[tuple[str, str], tuple[str, str]] = {}
     loss: Pair = cross_entropy()
+    model: Model = Model()
+    holders: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def weights(self, params: dict, name: str) -> dict:
         """A layer's own parameters and those that it borrows."""
@@ -26,8 +32,11 @@ class Chain(NamedTuple):
         return params[name] | borrowed
 
     def dims(self) -> dict[str, dict[str, str]]:
-        """Layer -> parameter -> dims, of every parameter once (a tied one at its owner)."""
-        return {name: {p: dims for p, dims in layer.dims.items() if (name, p) not in self.ties} for name, layer in self.layers}
+        """Layer -> parameter -> dims, of every parameter once: a tied one at its owner, also where that is another stage's layer."""
+        found: dict = {owner: {theirs: dict(self.layers)[layer].dims[mine]} for (layer, mine), (owner, theirs) in self.ties.items()}
+        for name, layer in self.layers:
+            found[name] = {p: dims for p, dims in layer.dims.items() if (name, p) not in self.ties}
+        return found
 
 
 def start(chain: Chain, params: dict, batch) -> dict:
@@ -57,5 +66,6 @@ def gradients(chain: Chain, products: dict) -> dict:
     """Multiply the products out, and add the gradient of each borrowed parameter to its owner's."""
     grads = settle(products)
     for (layer, mine), (owner, theirs) in chain.ties.items():
-        grads[owner][theirs] = grads[owner][theirs] + grads[layer].pop(mine)
+        mine_too, at_owner = grads[layer].pop(mine), grads.setdefault(owner, {})
+        at_owner[theirs] = at_owner[theirs] + mine_too if theirs in at_owner else mine_too
     return grads

@@ -2,8 +2,9 @@
 
     norm(y silu(z)) w       gate first, as published            norm(y) w silu(z)       norm first, an option of the same code
 
-Where ranks share a group, `over` and `total` complete its statistic (law 5: `squares`, a merge, `squares_finish`): the sum of
-squares is Partial, and in backward so is the gradient of the finished scale.
+The channels that are here may be parts of groups, the first and the last of them shorter than the others.  Then `over` completes the
+statistic among the ranks that share a group (law 5: `squares`, a merge, `squares_finish`): the sum of squares is Partial, and in
+backward so is the gradient of the finished scale.
 
 Dao and Gu 2024 (Mamba-2), section 7; `norm_before_gate` in its code.
 """
@@ -11,38 +12,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from refpar.nn.ops import Squares, silu_backward, silu_forward, squares, squares_finish
+from refpar.nn.ops import Squares, silu_backward, silu_forward, squares_finish
 from refpar.nn.seams import SAME, Pair
 
 
-def in_groups(x, groups: int):
-    """[..., MP] -> [..., G, MP/G]."""
-    return x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+def sums(x, lengths):
+    """x [B, S, C] -> the sum over each group's channels, [B, S, Q]; `lengths` are those of the Q groups that are here."""
+    return np.add.reduceat(x, np.cumsum([0, *lengths])[:len(lengths)], axis=2)
 
 
-def group_norm_forward(y, w, groups: int, eps: float, over: Pair = SAME, total=lambda count: count):
-    """y [B, S, MP], w [MP] -> norm(y) w; `groups` is how many of them are here, whole or in part."""
-    grouped = in_groups(y, groups)                                                  # [B, S, Q, C/Q]
-    mine = squares(grouped)                                                         # [B, S, Q, 1] +tp
-    width = int(total(mine.width))
-    scale = squares_finish(Squares(over.forward(mine.total), width), eps)           # [B, S, Q, 1]
-    out = (grouped * scale).reshape(y.shape)
+def group_norm_forward(y, w, lengths, width: int, eps: float, over: Pair = SAME):
+    """y [B, S, C], w [C] -> norm(y) w.  `lengths`: channels here of each group; `width`: those of a whole group."""
+    squares = over.forward(sums(y * y, lengths))                                    # [B, S, Q]
+    scale = squares_finish(Squares(squares, width), eps)                            # [B, S, Q]
+    out = y * np.repeat(scale, lengths, axis=2)                                     # [B, S, C]
     out *= w
-    return out, {"y": y, "scale": scale, "width": width}
+    return out, {"y": y, "scale": scale}
 
 
-def group_norm_backward(dout, saved, w, over: Pair = SAME):
-    """dout [B, S, MP] -> dy, dw."""
-    scale = saved["scale"]
-    groups = scale.shape[2]
-    normed = in_groups(saved["y"], groups) * scale                                  # [B, S, Q, C/Q]
-    dw = np.einsum("bsc,bsc->c", dout, normed.reshape(dout.shape))
-    dy = in_groups(dout * w, groups)                                                # [B, S, Q, C/Q]
-    along = over.backward(np.vecdot(dy, normed)[..., None])                         # [B, S, Q, 1]
-    normed *= along / saved["width"]            # the part that only lengthens a group: the statistic takes it out again
+def group_norm_backward(dout, saved, w, lengths, width: int, over: Pair = SAME):
+    """dout [B, S, C] -> dy, dw."""
+    scale = np.repeat(saved["scale"], lengths, axis=2)                              # [B, S, C]
+    normed = saved["y"] * scale
+    dw = np.einsum("bsc,bsc->c", dout, normed)
+    dy = dout * w                                                                   # [B, S, C]
+    along = over.backward(sums(dy * normed, lengths))                               # [B, S, Q]
+    normed *= np.repeat(along / width, lengths, axis=2)         # the part that only lengthens a group: the statistic takes it out
     dy -= normed
     dy *= scale
-    return dy.reshape(dout.shape), dw
+    return dy, dw
 
 
 def gate_forward(y, z):
@@ -57,14 +55,14 @@ def gate_backward(dout, saved):
 
 
 def gated_norm(norm_first: bool) -> Pair:
-    """forward(y, z, w, groups, eps, over, total) -> out, saved; backward(dout, saved, w, over) -> dy, dz, dw."""
+    """forward(y, z, w, lengths, width, eps, over) -> out, saved; backward(dout, saved, w, lengths, width, over) -> dy, dz, dw."""
     def gate_then_norm(y, z, w, *rest):
         y, gate = gate_forward(y, z)
         out, norm = group_norm_forward(y, w, *rest)
         return out, {"gate": gate, "norm": norm}
 
-    def gate_then_norm_backward(dout, saved, w, over=SAME):
-        dy, dw = group_norm_backward(dout, saved["norm"], w, over)
+    def gate_then_norm_backward(dout, saved, w, *rest):
+        dy, dw = group_norm_backward(dout, saved["norm"], w, *rest)
         return *gate_backward(dy, saved["gate"]), dw
 
     def norm_then_gate(y, z, w, *rest):
@@ -72,8 +70,8 @@ def gated_norm(norm_first: bool) -> Pair:
         out, gate = gate_forward(y, z)
         return out, {"gate": gate, "norm": norm}
 
-    def norm_then_gate_backward(dout, saved, w, over=SAME):
+    def norm_then_gate_backward(dout, saved, w, *rest):
         dy, dz = gate_backward(dout, saved["gate"])
-        dy, dw = group_norm_backward(dy, saved["norm"], w, over)
+        dy, dw = group_norm_backward(dy, saved["norm"], w, *rest)
         return dy, dz, dw
     return Pair(norm_then_gate, norm_then_gate_backward) if norm_first else Pair(gate_then_norm, gate_then_norm_backward)

@@ -29,16 +29,16 @@ def loss_and_gradients(chain: Chain, params: dict, batch, count: int):
     `count` is the number of targets of the whole step, over all ranks and micro-batches (law 3): backward starts once, from
     1/count, and whatever is added to these gradients later is only ever added.  A step without a target has zero gradients.
     """
-    logits, after, saved = forward(chain, batch.tokens, params, batch, start(chain, params, batch))      # [B, S, V]
+    logits, after, saved = forward(chain, batch.tokens, params, batch, start(chain, params, batch))      # [B, S, V/tp]
     (loss, _), kept = chain.loss.forward(logits, batch.targets)
     watch.held("saved", [saved, kept])
-    dlogits = chain.loss.backward(1.0 / max(count, 1), kept)                                             # [B, S, V]
+    dlogits = chain.loss.backward(1.0 / max(count, 1), kept)                                             # [B, S, V/tp]
     _, _, products = backward(chain, dlogits, saved, params, batch, zeros_like(after))
     return loss, gradients(chain, products)
 
 
 def loss_of(chain: Chain, params: dict, batch) -> tuple[float, int]:
     """(summed loss, number of targets), forward only."""
-    logits, _, _ = forward(chain, batch.tokens, params, batch, start(chain, params, batch))              # [B, S, V]
+    logits, _, _ = forward(chain, batch.tokens, params, batch, start(chain, params, batch))              # [B, S, V/tp]
     (loss, count), _ = chain.loss.forward(logits, batch.targets)
     return loss, count

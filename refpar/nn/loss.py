@@ -6,9 +6,12 @@ z-loss z * lse**2 keeps the denominator near 1 (Chowdhery et al. 2022).  Its gra
 
 Over part of the vocabulary the result is partial: the largest logit, the sum of exponentials below it, and that part's addend of
 <q, logits>.  Parts merge in any order; the identity is a part without words.  Rows are handled in blocks that fit the cache.
+
+A table may be padded to a rounder size: then the logits beyond the `words` of the vocabulary are no part of anything.
 """
 from __future__ import annotations
 
+import sys
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -17,6 +20,7 @@ from refpar.nn.ops import flat
 from refpar.nn.seams import Pair
 
 ROWS = 64                       # rows of logits handled at a time
+ALL = sys.maxsize               # words, where no table is padded
 
 
 class Spread(NamedTuple):
@@ -77,6 +81,11 @@ def smoothed(smoothing: float, vocab: int) -> Target:
     return Target(expected, subtract)
 
 
+def target_of(vocab: int, smoothing: float) -> Target:
+    """What a target stands for, in a model of `vocab` words."""
+    return smoothed(smoothing, vocab) if smoothing else ONE_HOT
+
+
 def partial(logits, targets, first: int = 0, q: Target = ONE_HOT) -> Spread:
     """logits [T, V/tp] of the words from `first` on, targets [T] counted over all words."""
     top = logits.max(axis=1, initial=-np.inf)                                       # [T]
@@ -102,17 +111,22 @@ def finish(spread: Spread, targets, z: float = 0.0):
     return (np.sum(losses[counted]), int(counted.sum())), lse
 
 
-def cross_entropy_forward(logits, targets, first: int = 0, q: Target = ONE_HOT, z: float = 0.0):
+def real(logits, first: int, words: int):
+    """Those of logits [T, V/tp], from word `first` on, that belong to one of `words` words: a view."""
+    return logits[:, :max(0, words - first)]
+
+
+def cross_entropy_forward(logits, targets, first: int = 0, q: Target = ONE_HOT, z: float = 0.0, words: int = ALL):
     """logits [..., V], targets [...] (-1 ignored) -> (summed loss, count), saved."""
     rows = targets.reshape(targets.size)
-    result, lse = finish(partial(flat(logits), rows, first, q), rows, z)
+    result, lse = finish(partial(real(flat(logits), first, words), rows, first, q), rows, z)
     return result, {"logits": logits, "lse": lse, "targets": targets}
 
 
-def cross_entropy_backward(scale, saved, first: int = 0, q: Target = ONE_HOT, z: float = 0.0):
+def cross_entropy_backward(scale, saved, first: int = 0, q: Target = ONE_HOT, z: float = 0.0, words: int = ALL):
     """`scale`, the gradient of the summed loss -> dlogits [..., V] = scale ((1 + 2 z lse) softmax - q), 0 where ignored."""
-    logits, targets = flat(saved["logits"]), saved["targets"].reshape(saved["targets"].size)
-    dlogits = np.empty_like(logits)
+    targets, dwhole = saved["targets"].reshape(saved["targets"].size), np.zeros_like(saved["logits"])
+    logits, dlogits = real(flat(saved["logits"]), first, words), real(flat(dwhole), first, words)
     weight = (targets >= 0).astype(logits.dtype) * float(scale)                     # [T]
     of_softmax = weight * (1 + 2 * z * saved["lse"])                                # [T]
     for begin in range(0, len(logits), ROWS):
@@ -121,17 +135,17 @@ def cross_entropy_backward(scale, saved, first: int = 0, q: Target = ONE_HOT, z:
         np.exp(dlogits[block], out=dlogits[block])
         dlogits[block] *= of_softmax[block, None]
     q.subtract(dlogits, weight, targets, first)
-    return dlogits.reshape(saved["logits"].shape)
+    return dwhole
 
 
-def cross_entropy(vocab: int = 1, smoothing: float = 0.0, z: float = 0.0) -> Pair:
+def cross_entropy(vocab: int = ALL, smoothing: float = 0.0, z: float = 0.0) -> Pair:
     """The loss of a model whose vocabulary is in one place: forward(logits, targets), backward(scale, saved)."""
-    q = smoothed(smoothing, vocab) if smoothing else ONE_HOT
+    q = target_of(vocab, smoothing)
 
     def forward(logits, targets):
-        return cross_entropy_forward(logits, targets, q=q, z=z)
+        return cross_entropy_forward(logits, targets, q=q, z=z, words=vocab)
 
     def backward(scale, saved):
-        return cross_entropy_backward(scale, saved, q=q, z=z)
+        return cross_entropy_backward(scale, saved, q=q, z=z, words=vocab)
 
     return Pair(forward, backward)

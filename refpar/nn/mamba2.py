@@ -4,8 +4,9 @@
     y = scan(x, dt, B, C) + skip x                      out = norm(y silu(z)) @ out
 
 Seams: `mix` is conv and scan with their weights, between the projections and the norm; `carry` is what lies before my tokens, for
-the convs and the scan alike; `over` and `total` complete a group's statistic in the norm.  Sizes come from the weights given, so a
-shard of heads passes through unchanged; only the width P of a head and the state N are no shard's business.
+the convs and the scan alike; `over` completes the statistic of the norm's groups, of which `lengths` says what is here.  Sizes come
+from the weights given, so a shard of heads passes through unchanged; only the width P of a head and the state N are no shard's
+business.
 
 A filling of `mix` is a Pair:
     forward(x, B, C, dt, w, batch, before) -> y, after, saved          x, y [B, S, MP], B, C [B, S, GN], dt [B, S, M]
@@ -101,8 +102,12 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
     scan = left_out() if config.cut else seams.scan or chunked(config.chunk, seams.carry)
     mixing = seams.mix or mix(config, seams.carry, scan)
-    norm = gated_norm(config.norm_first)
-    group = config.norm_group or config.ssm_heads // config.groups * config.ssm_head_width      # channels that are normed together
+    norm, width = gated_norm(config.norm_first), config.norm_width
+
+    def groups(channels):
+        """The channels of each of the norm's groups that are here, of one at least a share; and of a whole one."""
+        whole = [min(channels, width)] * max(1, channels // width)
+        return whole if seams.lengths is None else seams.lengths, width
 
     def forward(x, w, batch, before):
         """x [B, S, D] -> y [B, S, D], after, saved.  Where w holds a shard of the heads, y is Partial."""
@@ -110,8 +115,7 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
         for name in PROJECTIONS:
             u[name], saved[name] = linear_forward(x, w[name])                       # [B, S, MP/tp], ... [B, S, M/tp]
         y, after, saved["mix"] = mixing.forward(u["x"], u["B"], u["C"], u["dt"], w, batch, before)
-        groups = max(1, y.shape[2] // group)                                        # here: at least the share of one
-        y, saved["norm"] = norm.forward(y, u["z"], w["gate_norm"], groups, config.norm_eps, seams.over, seams.total)
+        y, saved["norm"] = norm.forward(y, u["z"], w["gate_norm"], *groups(y.shape[2]), config.norm_eps, seams.over)
         y, saved["out"] = linear_forward(y, w["out"])                               # [B, S, D] +tp
         return y, after, saved
 
@@ -119,7 +123,7 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
         """dy [B, S, D] -> dx [B, S, D], dbefore, grads."""
         grads, du = {}, {}
         dy, grads["out"] = linear_backward(dy, saved["out"], w["out"])              # [B, S, MP/tp]
-        dy, du["z"], grads["gate_norm"] = norm.backward(dy, saved["norm"], w["gate_norm"], seams.over)
+        dy, du["z"], grads["gate_norm"] = norm.backward(dy, saved["norm"], w["gate_norm"], *groups(dy.shape[2]), seams.over)
         (du["x"], du["B"], du["C"], du["dt"]), dbefore, inner = mixing.backward(dy, dafter, saved["mix"], w, batch)
         dx = np.zeros_like(saved["z"]["x"])                                         # [B, S, D] +tp
         for name in PROJECTIONS:

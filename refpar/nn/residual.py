@@ -16,17 +16,17 @@ def residual(layer: Layer, seams: Seams, norm: Piece) -> Layer:
     """The layer on the residual stream: x [B, S, D] -> [B, S, D].  Outside its seams it has its output's bias, or nothing."""
     def forward(x, w, batch, before):
         h, norm_saved = norm.forward(x, w)                                          # [B, S, D]
-        y, after, inner = layer.forward(seams.enter.forward(h), w, batch, before)
-        y = seams.leave.forward(y)                                                  # [B, S, D]
+        y, after, inner = layer.forward(seams.enter.forward(h, batch), w, batch, before)
+        y = seams.leave.forward(y, batch)                                                  # [B, S, D]
         for bias in layer.outside:
             y = y + w[bias]
-        return x + seams.drop.forward(y, batch), after, {"norm": norm_saved, "inner": inner}
+        return x + seams.drop.forward(y, seams.mine(batch)), after, {"norm": norm_saved, "inner": inner}
 
     def backward(dy, dafter, saved, w, batch):
-        dbranch = seams.drop.backward(dy, batch)
+        dbranch = seams.drop.backward(dy, seams.mine(batch))
         biases = {bias: summed(dbranch) for bias in layer.outside}
-        dh, dbefore, grads = layer.backward(seams.leave.backward(dbranch), dafter, saved["inner"], w, batch)
-        dx, norms = norm.backward(seams.enter.backward(dh), saved["norm"], w)
+        dh, dbefore, grads = layer.backward(seams.leave.backward(dbranch, batch), dafter, saved["inner"], w, batch)
+        dx, norms = norm.backward(seams.enter.backward(dh, batch), saved["norm"], w)
         return dy + dx, dbefore, grads | biases | norms
 
     return Layer(forward, backward, layer.inside, layer.outside | norm.dims, layer.start)

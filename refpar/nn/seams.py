@@ -8,8 +8,8 @@ mesh axis and no `if` for parallelism: all that is decided here, once, by the fi
     core    attention of given q, k, v                 mix     Mamba-2's conv and scan, with their weights
     scan    of given x, dt, B, C, in either Mamba
     carry   what lies before my tokens                 over    completes a Partial value inside a layer
-    total   a count summed over ranks, no gradient     first   where my part of the vocabulary begins
-    drop    dropout of a residual branch
+    drop    dropout of a residual branch               mine    the tokens of a batch that stand here, outside the seams
+    first   where my part of the vocabulary begins     lengths channels of each group of Mamba-2's norm that are here
 """
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ ALONE = Pair(_carry_alone, _carry_alone)
 
 class Seams(NamedTuple):
     """The fillings of one layer's seams; as they stand here, those of a single process."""
-    enter: Pair = SAME
-    leave: Pair = SAME
-    over: Pair = SAME
+    enter: Pair = KEEP
+    leave: Pair = KEEP
     drop: Pair = KEEP
+    over: Pair = SAME
     carry: Pair = ALONE
     core: Any = None            # None: the layer's own, `nn.attention`
     mix: Any = None             # None: the layer's own, `nn.mamba2`
     scan: Any = None            # None: the layer's own, in chunks
-    total: Callable = _same
+    mine: Callable = _same
     first: int = 0
+    lengths: Any = None         # None: whole groups

@@ -90,15 +90,17 @@ def embedding_layer(config: Model, seams: Seams) -> Layer:
     learned = {"position": "X D"} if config.positions == "learned" else {}
 
     def forward(tokens, w, batch, before):
-        x = seams.leave.forward(embedding_forward(tokens, w["table"], seams.first))             # [B, S, D]
+        x = seams.leave.forward(embedding_forward(tokens, w["table"], seams.first), batch)      # [B, S, D]
+        here = seams.mine(batch)
         for name in learned:
-            x = x + w[name][batch.position]
-        return seams.drop.forward(x, batch), None, {"tokens": tokens}
+            x = x + w[name][here.position]
+        return seams.drop.forward(x, here), None, {"tokens": tokens}
 
     def backward(dy, dafter, saved, w, batch):
-        dx = seams.drop.backward(dy, batch)
-        grads = {name: embedding_backward(dx, batch.position, w[name]) for name in learned}
-        dx = seams.leave.backward(dx)
+        here = seams.mine(batch)
+        dx = seams.drop.backward(dy, here)
+        grads = {name: embedding_backward(dx, here.position, w[name]) for name in learned}
+        dx = seams.leave.backward(dx, batch)
         return None, None, grads | {"table": embedding_backward(dx, saved["tokens"], w["table"], seams.first)}
 
     return Layer(forward, backward, {"table": "V/tp D"}, learned)
@@ -122,12 +124,12 @@ def norm_layer(config: Model, seams: Seams) -> Layer:
 def head_layer(config: Model, seams: Seams) -> Layer:
     """Vectors to logits, with a weight of its own."""
     def forward(x, w, batch, before):
-        logits, saved = linear_forward(seams.enter.forward(x), w["head"])           # [B, S, V/tp]
+        logits, saved = linear_forward(seams.enter.forward(x, batch), w["head"])           # [B, S, V/tp]
         return logits, None, saved
 
     def backward(dlogits, dafter, saved, w, batch):
         dx, dw = linear_backward(dlogits, saved, w["head"])                         # [B, S, D] +tp
-        return seams.enter.backward(dx), None, {"head": dw}
+        return seams.enter.backward(dx, batch), None, {"head": dw}
 
     return Layer(forward, backward, {"head": "D V/tp"}, {})
 
@@ -135,12 +137,12 @@ def head_layer(config: Model, seams: Seams) -> Layer:
 def tied_head_layer(config: Model, seams: Seams) -> Layer:
     """Vectors to logits by the embedding's table, borrowed (Press and Wolf 2017)."""
     def forward(x, w, batch, before):
-        h = seams.enter.forward(x)                                                  # [B, S, D]
+        h = seams.enter.forward(x, batch)                                                  # [B, S, D]
         return matmul(h, w["table"].T, "linear"), None, {"x": h}                    # [B, S, V/tp]
 
     def backward(dlogits, dafter, saved, w, batch):
         dx = matmul(dlogits, w["table"], "input gradient")                          # [B, S, D] +tp
-        return seams.enter.backward(dx), None, {"table": Product(dlogits, saved["x"])}
+        return seams.enter.backward(dx, batch), None, {"table": Product(dlogits, saved["x"])}
 
     return Layer(forward, backward, {"table": "V/tp D"}, {})
 

@@ -49,5 +49,5 @@ def frozen_seams(fill: Callable[[str, str], Seams]) -> Callable[[str, str], Seam
         seams = fill(name, kind)
         pairs = {seam: Pair(lent(pair.forward), lent(pair.backward)) for seam, pair in seams._asdict().items()
                  if isinstance(pair, Pair)}
-        return seams._replace(total=lent(seams.total), **pairs)
+        return seams._replace(**pairs)
     return guarded

@@ -12,9 +12,10 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm.collectives import all_reduce
+from refpar.config import Layout
 from refpar.nn.chain import Chain
 from refpar.nn.gradient import add, loss_and_gradients
-from refpar.parallel.placement import gradient_axes
+from refpar.parallel.placement import Sum, gradient_sums
 
 BUCKET = 4 << 20        # bytes: large enough for bandwidth, small enough to keep the copy in the cache's neighbourhood
 
@@ -36,38 +37,38 @@ def accumulate(chain: Chain, params: dict, batches: list, count: int):
 
 
 def sum_loss(loss: float, mesh) -> float:
-    """The summed loss of the whole step."""
-    return float(all_reduce(np.array([loss], np.float64), mesh.axis("dp", "cp"))[0])
+    """The summed loss of the whole step: over the ranks that hold other tokens, and over the stages, of which the last has it."""
+    return float(all_reduce(np.array([loss], np.float64), mesh.axis("dp", "pp", "cp"))[0])
 
 
 @dataclass
 class Bucket:
-    """Gradients that travel together: they are summed over the same axes."""
-    axes: tuple[str, ...]
+    """Gradients that travel together: they are summed over the same ranks."""
+    over: Sum
     names: list[tuple[str, str]] = field(default_factory=list)      # (layer, parameter)
     bytes: int = 0
 
 
-def buckets(grads: dict, chain: Chain, limit: int = BUCKET) -> list[Bucket]:
+def buckets(grads: dict, chain: Chain, layout: Layout, limit: int = BUCKET) -> list[Bucket]:
     """Last layers first, for their gradients are ready first; at most `limit` bytes together, and a larger one goes alone."""
     filled: list[Bucket] = []
-    open_bucket: dict[tuple[str, ...], Bucket] = {}
-    for (layer, name), axes in reversed(gradient_axes(chain).items()):
+    open_bucket: dict[Sum, Bucket] = {}
+    for (layer, name), over in reversed(gradient_sums(chain, layout).items()):
         size = grads[layer][name].nbytes
-        if axes not in open_bucket or open_bucket[axes].bytes + size > limit:
-            open_bucket[axes] = Bucket(axes)
-            filled.append(open_bucket[axes])
-        open_bucket[axes].names.append((layer, name))
-        open_bucket[axes].bytes += size
+        if over not in open_bucket or open_bucket[over].bytes + size > limit:
+            open_bucket[over] = Bucket(over)
+            filled.append(open_bucket[over])
+        open_bucket[over].names.append((layer, name))
+        open_bucket[over].bytes += size
     return filled
 
 
 def reduce_gradients(grads: dict, chain: Chain, mesh, limit: int = BUCKET) -> dict:
-    """The gradients, summed over the ranks that met other tokens: one all_reduce a bucket."""
+    """The gradients, summed over the ranks that hold other addends of them: one all_reduce a bucket."""
     whole: dict = {layer: {} for layer in grads}
-    for bucket in buckets(grads, chain, limit):
+    for bucket in buckets(grads, chain, mesh.layout, limit):
         flat = np.concatenate([grads[layer][name].ravel() for layer, name in bucket.names])
-        flat = all_reduce(flat, mesh.axis(*bucket.axes))
+        flat = all_reduce(flat, bucket.over.on(mesh))
         at = 0
         for layer, name in bucket.names:
             grad = grads[layer][name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refpar.config import share
+from refpar.config import Layout, Model, share
 from refpar.corpus import Batch
 
 
@@ -41,6 +41,11 @@ def columns(way: str, length: int, ranks: int, rank: int) -> np.ndarray:
     if way not in ORDERS:
         raise ValueError(f"order: {way!r} must be one of {', '.join(ORDERS)}")
     return ORDERS[way](length, ranks, rank)
+
+
+def way_of(config: Model, layout: Layout) -> str:
+    """The order of the residual stream: attention's where there is any, else contiguous, as conv and scan want it."""
+    return layout.cp_attention if "attention" in config.pattern else "contiguous"
 
 
 def together(whole: Batch, way: str, ranks: int, some) -> Batch:

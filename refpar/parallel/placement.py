@@ -1,16 +1,39 @@
-"""Which part of a parameter a rank holds, and over which axes its gradient is summed.
+"""Which part of a parameter a rank holds, and over which ranks its gradient is summed.
 
 Both follow from the dims that the layer declared, such as {"q": "D HE/tp"}, and from where the parameter stands: inside the
 seams of its layer, or outside them.  No list of parameters is kept anywhere.
+
+A part is whole units of a dim (`Model.part`).  Where tp has more ranks than K or G, the groups of heads, each group has a *run* of
+ranks: they share its heads, and each holds its keys' and values' weights, or its B and C.  So do their gradients: they are summed
+over the run, and the norm counts them once.
 """
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 import numpy as np
 
 from refpar.comm.collectives import all_reduce
-from refpar.config import Model, share
+from refpar.config import Layout, Model, run_of
+
+SHARED = "KG"           # dims of which a run's ranks hold the same part
+
+
+class Sum(NamedTuple):
+    """The ranks over which a gradient is summed: those on `axes`, and among them only, of tp, the run that shares one of `units`,
+    and of pp, the `stages` that hold the parameter."""
+    axes: tuple[str, ...]
+    units: int | None = None
+    stages: tuple[int, ...] | None = None
+
+    def on(self, mesh):
+        """These ranks, as one axis of the mesh."""
+        return mesh.axis(*self.axes, **self.only(mesh))
+
+    def only(self, mesh) -> dict:
+        """Axis -> the indices on it that share the parameter, where these are not all."""
+        runs = {} if self.units is None else {"tp": run_of(self.units, mesh.layout.tp, mesh.coordinates()["tp"])[1]}
+        return runs if self.stages is None else runs | {"pp": self.stages}
 
 
 def axis_of(word: str) -> str | None:
@@ -31,51 +54,52 @@ def summed_axes(dims: str, inside: bool, sequence_parallel: bool = False) -> tup
     return tuple(axis for axis in met if axis not in shard_axes(dims))
 
 
+def shared_units(model: Model, dims: str, layout: Layout) -> int | None:
+    """How many units of a parameter are each held by a whole run of tp ranks; None where no rank shares any."""
+    units = [model.families(word) for word in dims.split() if axis_of(word) == "tp" and word[0] in SHARED]
+    return units[0] if units and units[0] < layout.tp else None
+
+
 def cut(model: Model, dims: str, mesh) -> tuple[slice, ...]:
     """This rank's slice of each dim of a whole parameter."""
-    return tuple(share(size, *((mesh.axis(axis).size, mesh.axis(axis).index) if axis else (1, 0)), unit)
-                 for word in dims.split() for (size, unit), axis in [(model.dim(word), axis_of(word))])
+    return part(model, dims, mesh.layout, mesh.coordinates())
 
 
-def held_share(model: Model, dims: dict[str, dict[str, str]], layout) -> float:
-    """The largest share of all parameters that the placements allow one rank to hold."""
-    whole = held = 0
-    for words in (dims[layer][name] for layer in dims for name in dims[layer]):
-        whole += math.prod(model.shape(words))
-        held += math.prod(-(-model.dim(word)[0] // model.dim(word)[1] // _ranks(word, layout)) * model.dim(word)[1]
-                          for word in words.split())
-    return held / whole
-
-
-def _ranks(word: str, layout) -> int:
-    axis = axis_of(word)
-    return getattr(layout, axis) if axis else 1
+def part(model: Model, dims: str, layout: Layout, where: dict[str, int]) -> tuple[slice, ...]:
+    """The same of the rank that stands at `where`."""
+    return tuple(model.part(word, getattr(layout, axis), where[axis]) if axis else slice(0, model.dim(word)[0])
+                 for word in dims.split() for axis in [axis_of(word)])
 
 
 def inside_of(chain) -> dict[tuple[str, str], bool]:
     """(layer, parameter) -> does it stand inside the layer's seams?"""
-    return {(name, p): p in layer.inside for name, layer in chain.layers for p in layer.dims if (name, p) not in chain.ties}
+    layers = dict(chain.layers)
+    tied = {owner: mine in layers[layer].inside for (layer, mine), owner in chain.ties.items()}
+    return tied | {(name, p): p in layer.inside for name, layer in chain.layers for p in layer.dims if (name, p) not in chain.ties}
 
 
-def gradient_axes(chain) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(layer, parameter) -> the axes over which its gradient is summed."""
+def gradient_sums(chain, layout: Layout) -> dict[tuple[str, str], Sum]:
+    """(layer, parameter) -> the ranks over which its gradient is summed."""
     dims = chain.dims()
-    return {(layer, p): summed_axes(dims[layer][p], inside) for (layer, p), inside in inside_of(chain).items()}
+    return {(layer, p): Sum(summed_axes(dims[layer][p], inside, layout.sp), shared_units(chain.model, dims[layer][p], layout),
+                            chain.holders.get((layer, p)))
+            for (layer, p), inside in inside_of(chain).items()}
 
 
 def squared_norm(grads: dict, chain, mesh) -> float:
-    """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on every rank of every axis but
-    those that cut its parameter: only over these are the squares added."""
-    squares: dict[tuple[str, ...], float] = {}
-    for layer, dims in chain.dims().items():
-        for name, words in dims.items():
-            axes = shard_axes(words)
+    """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on all ranks that hold its part of the
+    parameter: the first of them gives its squares, and these are added over the axes that cut the model."""
+    square, dims = 0.0, chain.dims()
+    for (layer, name), over in gradient_sums(chain, mesh.layout).items():
+        if is_first(dims[layer][name], over, mesh):
             flat = grads[layer][name].astype(np.float64, copy=False).ravel()
-            squares[axes] = squares.get(axes, 0.0) + float(flat @ flat)
-    return sum(_sum_over(square, axes, mesh) for axes, square in squares.items())
+            square += float(flat @ flat)
+    return float(all_reduce(np.array([square]), mesh.axis("pp", "tp"))[0])
 
 
-def _sum_over(square: float, axes: tuple[str, ...], mesh) -> float:
-    for axis in axes:
-        square = float(all_reduce(np.array([square]), mesh.axis(axis))[0])
-    return square
+def is_first(dims: str, over: Sum, mesh) -> bool:
+    """Is this rank the first, on tp and pp, of those that hold its part of a parameter?"""
+    here = mesh.coordinates()
+    first = {"tp": here["tp"] if "tp" in shard_axes(dims) else 0, "pp": 0}
+    first |= {axis: min(indices) for axis, indices in over.only(mesh).items()}
+    return all(here[axis] == index for axis, index in first.items())

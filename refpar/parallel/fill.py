@@ -1,0 +1,55 @@
+"""Fills the seams of every layer for a rank of a mesh: the one place where a layer meets its axes.
+
+`model` is `nn.build.build` with these fillings.  What a rank of a mesh of size 1 gets is the single process, by the same path.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+from refpar.comm.pairs import over
+from refpar.config import Model
+from refpar.nn import blocks
+from refpar.nn.build import build
+from refpar.nn.chain import Chain
+from refpar.nn.dropout import attention_dropout, dropout
+from refpar.nn.recompute import recomputed, recomputed_core
+from refpar.nn.seams import Pair, Seams
+from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tensor
+from refpar.parallel.vocabulary import cross_entropy
+
+
+def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fill) -> Chain:
+    """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout; `around(fill) -> fill` may watch the seams."""
+    chain = build(config, seed, around(sharded(config, mesh, seed)))._replace(loss=cross_entropy(config, mesh.axis("tp")))
+    if mesh.layout.recompute == "full":
+        again = [(name, recomputed(layer) if name.partition(".")[2] in config.pattern else layer) for name, layer in chain.layers]
+        chain = chain._replace(layers=tuple(again))
+    return chain
+
+
+def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
+    """What fills the seams of a layer, by its name and kind."""
+    tp, layout = mesh.axis("tp"), mesh.layout
+    enter, leave = sequence(tp) if layout.sp else tensor(tp)
+    mine = tokens_here(mesh)
+    heads_before = config.part("HE", tp.size, tp.index).start // config.head_width
+    plan = blocks.remembering()
+
+    def fill(name: str, kind: str) -> Seams:
+        lengths, completes = norm_groups(config, tp) if kind == "mamba2" else (None, Pair(*over(tp)[:2]))
+        purpose = "embedding" if kind == "embedding" else "residual"
+        core = blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan)
+        return Seams(
+            enter, leave, dropout(config.dropout, seed, purpose, name), completes,
+            core=recomputed_core(core) if layout.recompute == "selective" else core, mine=mine,
+            first=config.part("V", tp.size, tp.index).start, lengths=lengths)
+    return fill
+
+
+def tokens_here(mesh) -> Callable:
+    """The batch of those tokens that this rank has outside the layers."""
+    return share_of_tokens(mesh.axis("tp")) if mesh.layout.sp else _all
+
+
+def _all(batch):
+    return batch
