@@ -73,7 +73,7 @@ def overlapped(tp) -> tuple[Pair, Pair]:
         rows, length = batch.tokens.shape
         whole = np.empty((rows, length, x.shape[2]), x.dtype)                       # [B, S, D]
         ys = {name: np.empty((*weight.shape[:-2], rows, length, weight.shape[-1]), x.dtype) for name, weight in w.items()}
-        with watch.calling(tp, "gather_matmul", x):
+        with watch.calling(tp, "gather_matmul"):
             for rank, shard in gathered(x, tp, sizes):
                 whole[:, parts[rank]] = shard
                 for name, weight in w.items():
@@ -86,20 +86,20 @@ def overlapped(tp) -> tuple[Pair, Pair]:
         def addend(rank):
             shards = (mapped_backward(tokens(dys[name], parts[rank]), None, weight)[0] for name, weight in w.items())
             return sum(shards, next(shards))
-        with watch.calling(tp, "matmul_scatter", saved["x"]):
+        with watch.calling(tp, "matmul_scatter"):
             dx = scattered(addend, tp, sizes)                                       # [B, S/tp, D]
         return dx, {name: products(saved["x"], dys[name]) for name in w}
 
     def out_forward(a, w, batch):
         sizes, parts = cut(batch)
-        with watch.calling(tp, "matmul_scatter", a):
+        with watch.calling(tp, "matmul_scatter"):
             y = scattered(lambda rank: mapped(tokens(a, parts[rank]), w), tp, sizes)    # [B, S/tp, D]
         return y, {"x": a}
 
     def out_backward(dy, saved, w, batch):
         sizes, parts = cut(batch)
         dwhole, da = np.empty((*batch.tokens.shape, dy.shape[2]), dy.dtype), np.empty_like(saved["x"])  # [B, S, D], ... [B, S, F/tp]
-        with watch.calling(tp, "gather_matmul", dy):
+        with watch.calling(tp, "gather_matmul"):
             for rank, shard in gathered(dy, tp, sizes):
                 dwhole[:, parts[rank]] = shard
                 da[:, parts[rank]] = mapped_backward(shard, None, w)[0]
