@@ -19,4 +19,5 @@ def situations(draw, most: int = 6):
         tokens=draw(st.sampled_from((16, 9, 5, 3, 1, 0, 23))), pads=draw(st.sampled_from((0, 0, 3))),
         heads=groups * draw(st.sampled_from((2, 1, 3))), groups=groups, conv=draw(st.sampled_from((4, 1, 2, 6))),
         chunk=draw(st.sampled_from((5, 2, 16))), documents=draw(st.sampled_from(((5, 9), (10_000,), (1,), (7, 1, 12, 3)))),
-        given=draw(st.booleans()), dtype=draw(st.sampled_from(("float64", "float32"))), seed=draw(st.integers(0, 999)))
+        given=draw(st.booleans()), dtype=draw(st.sampled_from(("float64", "float32"))), node=draw(st.sampled_from((None, 2))),
+        seed=draw(st.integers(0, 999)))

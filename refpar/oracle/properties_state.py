@@ -20,6 +20,7 @@ from refpar.oracle.situation_state import StateSituation
 from refpar.parallel.heads import cuts_of
 from refpar.parallel.mamba import in_runs, mamba_seams, reorders
 from refpar.parallel.order import columns, part_of
+from refpar.plan.volume_state import StateCut, state_volume
 
 LAYERS = {"mamba1": mamba1_layer, "mamba2": mamba2_layer}
 
@@ -36,7 +37,7 @@ class Told(NamedTuple):
 
 def run_rank(wire, situation: StateSituation, changed=None) -> Told:
     """The program of one rank: fill the seams, cut what it holds, go down and up."""
-    s, cp = situation, Axis("cp", tuple(range(wire.size)), wire.rank, wire)
+    s, cp = situation, Axis("cp", tuple(range(wire.size)), wire.rank, wire, situation.node)
     layer = LAYERS[s.kind](s.model, Seams(**mamba_seams(s.model, s.kind, cp, s.option, s.way)))
     if reorders(s.kind, s.option, s.way):
         layer = in_runs(layer, cp, s.way)
@@ -132,3 +133,14 @@ def _documents_apart(world, situation: StateSituation, was: Told):
         wrong = np.argwhere(moved & ~inside & (batch.position >= 0))
         require(not len(wrong), f"inputs of the document at column {column} of row {row} are changed, and {name} moves at row and "
                                 f"column {wrong[:1].tolist()}, in {situation}")
+
+
+def context_state_counts(world, situation: StateSituation):
+    """Messages and bytes that each rank sends, forward and backward, are what the formulas say."""
+    s = situation
+    cut = StateCut(s.model, s.kind, s.option, s.way, s.ranks, s.rows, s.length, np.dtype(s.dtype).itemsize, s.node)
+    for rank, told in enumerate(world.run(run_rank, s.ranks, s)):
+        for way, counted, promised in zip(("forward", "backward"), told.sent, state_volume(rank, cut)):
+            require(counted == (promised.messages, promised.elements),
+                    f"rank {rank} sends {counted} (messages, bytes) {way}, and the formula is "
+                    f"{(promised.messages, promised.elements)}, in {s}")

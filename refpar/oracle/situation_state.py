@@ -27,6 +27,7 @@ class StateSituation:
     documents: tuple[int, ...] = (5, 9)     # their lengths, over and over
     given: bool = True                      # a past before the rows, and a gradient of what they leave behind
     dtype: str = "float64"
+    node: int | None = None                 # ranks of one node
     seed: int = 0
 
     @property
