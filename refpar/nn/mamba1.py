@@ -12,6 +12,8 @@ Gu and Dao 2023 (Mamba), section 3.4, figure 3.
 """
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from refpar.config import Model
@@ -19,7 +21,7 @@ from refpar.nn.ops import linear_backward, linear_forward, silu_backward, silu_f
 from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.selective import chunked_backward, chunked_forward, selective_backward, selective_forward
-from refpar.nn.ssm import activated_conv, left_out, own, time_step
+from refpar.nn.ssm import activated_conv, by_position, left_out, own, time_step
 
 FIRST = ("x", "z")                      # projections of the layer's input
 SECOND = ("dt_low", "B", "C")           # and of the inner x
@@ -29,17 +31,12 @@ DIMS = {"x": "D I/tp", "z": "D I/tp", "conv": "W I/tp", "conv_bias": "I/tp", "dt
 
 def recurrence() -> Pair:
     """Token by token: the judge."""
-    return Pair(selective_forward, selective_backward)
+    return by_position(Pair(selective_forward, selective_backward))
 
 
 def chunked(carry: Pair) -> Pair:
     """In chunks that fit the cache."""
-    def forward(x, dt, B, C, A_log, position, before):
-        return chunked_forward(x, dt, B, C, A_log, position, before, carry=carry)
-
-    def backward(dy, dafter, saved, A_log, position):
-        return chunked_backward(dy, dafter, saved, A_log, position, carry=carry)
-    return Pair(forward, backward)
+    return by_position(Pair(partial(chunked_forward, carry=carry), partial(chunked_backward, carry=carry)))
 
 
 def second(over: Pair) -> Pair:
@@ -77,7 +74,7 @@ def mamba1_layer(config: Model, seams: Seams) -> Layer:
         (low, B, C), saved["second"] = project.forward(x, w)
         dt, saved["dt"] = linear_forward(low, w["dt"])                              # [B, S, I/tp]
         dt, saved["step"] = step.forward(dt, w.get("dt_bias", 0), batch.position)
-        scanned, after["state"], saved["scan"] = scan.forward(x, dt, B, C, w["A_log"], batch.position, before["state"])
+        scanned, after["state"], saved["scan"] = scan.forward(x, dt, B, C, w["A_log"], batch, before["state"])
         y = scanned + w["skip"] * x                                                 # [B, S, I/tp]
         gate, act = silu_forward(u["z"])
         out, saved["out_of"] = out_of.forward(y * gate, w["out"], batch)            # [B, S, D] +tp
@@ -91,7 +88,7 @@ def mamba1_layer(config: Model, seams: Seams) -> Layer:
         dy = dy * gate["gate"]
         x = saved["second"]["x"]                                                    # [B, S, I/tp]
         (dx, ddt, dB, dC), dbefore["state"], grads["A_log"] = scan.backward(
-            dy, dafter["state"], saved["scan"], w["A_log"], batch.position)
+            dy, dafter["state"], saved["scan"], w["A_log"], batch)
         ddt = step.backward(ddt, saved["step"])
         dlow, grads["dt"] = linear_backward(ddt, saved["dt"], w["dt"])              # [B, S, R]
         grads |= {"skip": np.einsum("bsi,bsi->i", dy, x), "dt_bias": ddt.sum((0, 1))}

@@ -18,6 +18,8 @@ Dao and Gu 2024 (Mamba-2), section 7: the projections run in parallel, before th
 """
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from refpar.config import Model
@@ -26,7 +28,7 @@ from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.scan import scan_backward, scan_forward
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.ssd import ssd_backward, ssd_forward
-from refpar.nn.ssm import activated_conv, left_out, own, skip, time_step
+from refpar.nn.ssm import activated_conv, by_position, left_out, own, skip, time_step
 
 PROJECTIONS = {"z": "D MP/tp", "x": "D MP/tp", "B": "D GN/tp", "C": "D GN/tp", "dt": "D M/tp"}
 MIX = {"conv_x": "W MP/tp", "conv_B": "W GN/tp", "conv_C": "W GN/tp", "bias_x": "MP/tp", "bias_B": "GN/tp", "bias_C": "GN/tp",
@@ -45,17 +47,12 @@ def dims_of(config: Model) -> dict[str, str]:
 
 def recurrence() -> Pair:
     """Token by token: the judge."""
-    return Pair(scan_forward, scan_backward)
+    return by_position(Pair(scan_forward, scan_backward))
 
 
 def chunked(chunk: int, carry: Pair) -> Pair:
     """In chunks, by matrix products."""
-    def forward(x, dt, B, C, A_log, position, before):
-        return ssd_forward(x, dt, B, C, A_log, position, before, chunk, carry)
-
-    def backward(dy, dafter, saved, A_log, position):
-        return ssd_backward(dy, dafter, saved, A_log, position, chunk, carry)
-    return Pair(forward, backward)
+    return by_position(Pair(partial(ssd_forward, chunk=chunk, carry=carry), partial(ssd_backward, chunk=chunk, carry=carry)))
 
 
 # ----------------------------------------------------------------------------------------------------------- conv and scan
@@ -76,7 +73,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
         dt, saved["dt"] = step.forward(dt, w.get("dt_bias", 0), batch.position)     # [B, S, M]
         u = heads(mixed["x"], config.ssm_head_width)                                # [B, S, M, P]
         y, after["state"], saved["scan"] = scan.forward(u, dt, heads(mixed["B"], config.state), heads(mixed["C"], config.state),
-                                                        w["A_log"], batch.position, before["state"])
+                                                        w["A_log"], batch, before["state"])
         y, saved["skip"] = skipped.forward(y, u, w["skip"])                         # [B, S, M, P]
         return y.reshape(x.shape), after, saved
 
@@ -84,7 +81,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
         grads, dbefore, inputs = {}, {}, []
         dy = heads(dy, config.ssm_head_width)                                       # [B, S, M, P]
         (dx, ddt, dB, dC), dbefore["state"], grads["A_log"] = scan.backward(
-            dy, dafter["state"], saved["scan"], w["A_log"], batch.position)
+            dy, dafter["state"], saved["scan"], w["A_log"], batch)
         dx_skip, grads["skip"] = skipped.backward(dy, saved["skip"], w["skip"])
         for name, du in {"x": dx + dx_skip, "B": dB, "C": dC}.items():
             du = du.reshape(*du.shape[:2], du.shape[2] * du.shape[3])
