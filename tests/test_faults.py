@@ -2,6 +2,7 @@
 import pytest
 import strategies
 import strategies_comm
+import strategies_reshard
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ DRAWN = {
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
+    "reshard_is_cutting": strategies_reshard.situations(4),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
