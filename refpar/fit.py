@@ -25,7 +25,7 @@ from refpar.nn.build import build
 from refpar.nn.gradient import loss_of, zeros_like
 from refpar.nn.init import initial
 from refpar.parallel import fill
-from refpar.parallel.order import part_of, stream
+from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
 from refpar.parallel.reshard import holders, reshard
 from refpar.progress import Log
@@ -159,7 +159,7 @@ def steps(mesh, plan: Plan, state: State, told: Callable, log: Log | None) -> tu
 
 def batches(plan: Plan, mesh, step: int) -> list[corpus.Batch]:
     """This rank's micro-batches of a step: dp cuts the rows, cp their columns."""
-    training, dp, cp, way = plan.training, mesh.axis("dp"), mesh.axis("cp"), stream(plan.model, mesh.layout)
+    training, dp, cp, way = plan.training, mesh.axis("dp"), mesh.axis("cp"), way_of(plan.model, mesh.layout)
     return [part_of(corpus.batch(plan.text, training, step, rows), way, cp)
             for rows in corpus.micro_batches(training.rows, dp.size, dp.index, training.micro_batches)]
 
@@ -215,7 +215,7 @@ def held_out_loss(mesh, plan: Plan, params: dict) -> float:
     """Mean cross-entropy over the held-out text, nats per byte: each dp rank takes its share of windows, each cp rank its share of
     their tokens; (sum, count) add up."""
     model = replace(plan.model, dropout=0.0, smoothing=0.0, z_loss=0.0)
-    chain, way = fill.model(model, mesh), stream(model, mesh.layout)
+    chain, way = fill.model(model, mesh), way_of(model, mesh.layout)
     dp, cp, sequence = mesh.axis("dp"), mesh.axis("cp"), plan.training.sequence
     mine = share(corpus.held_out_rows(plan.text, sequence), dp.size, dp.index)
     total = np.zeros(2)                                                                         # sum, count

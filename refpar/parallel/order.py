@@ -51,8 +51,3 @@ def way_of(config: Model, layout: Layout) -> str:
 def part_of(batch: Batch, way: str, cp) -> Batch:
     """This cp rank's part of a batch of whole rows, which it keeps as `whole`: whose places the other ranks' tokens have."""
     return batch.cut(columns=columns(way, batch.tokens.shape[1], cp.size, cp.index))._replace(whole=batch)
-
-
-def stream(model: Model, layout: Layout) -> str:
-    """The order of the tokens between layers: that of attention over cp, where the model has any; else contiguous."""
-    return layout.cp_attention if "attention" in model.pattern else "contiguous"
