@@ -162,11 +162,12 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar verify --list-faults")),
     "show": Command(
         "Draw a layout in the terminal.  No model is run.",
-        {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective",
-         "collective": "for messages, such as all_reduce"},
-        ("model", "mesh", "order", "size", "algorithm", "node", "json"),
+        {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer",
+         "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
+        ("model", "mesh", "order", *FILLINGS, "size", "algorithm", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
-         "python -m refpar show shards --model llama --mesh dp=2,tp=2",
+         "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
+         "python -m refpar show messages attention --mesh tp=2 --sp",
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",

@@ -138,7 +138,10 @@ REFUSED = [
     ("show messages nope", "there is no collective 'nope'"),
     ("show messages all_reduce --mesh dp=17", "mesh dp=17 has 17 ranks"),
     ("show messages all_reduce --size -1", "--size must be a whole number of at least 0"),
-    ("show shards --mesh tp=3", "tp=3 is more than kv_heads=2"),
+    ("show shards --mesh tp=2 --tp-ring", "mesh: tp-ring is a form of sequence parallelism, and needs sp"),
+    ("show messages attention --model mamba2", "there is no attention in a model whose pattern is mamba2"),
+    ("show messages attention --mesh pp=2", "mesh pp=2 has pp=2, and a layer stands on one stage"),
+    ("show messages mlp --size 3", "mlp is a layer, and takes no --algorithm and no --size"),
     ("show shards --mesh pp=12", "pp=12 is more than the model's 11 layers"),
 ]
 
