@@ -8,7 +8,7 @@ from strategies_reshard import situations
 
 from refpar.config import PRESETS, Layout
 from refpar.nn.build import build
-from refpar.oracle.properties_reshard import reshard_is_cutting
+from refpar.oracle.properties_reshard import fresh_is_cutting, loading_is_cutting, reshard_is_cutting
 from refpar.parallel.reshard import Move, holders, moves
 from refpar.plan import reshard as formula
 
@@ -18,6 +18,11 @@ HEADS, GROUPS = PRESETS["llama-tiny"], PRESETS["mamba2-tiny"]           # 2 key 
 def test_reshard_is_cutting(world):
     check(world, reshard_is_cutting, situations(5 if world.kind == "threads" else 4),
           examples=30 if world.kind == "threads" else 10)
+
+
+@pytest.mark.parametrize("holds", [fresh_is_cutting, loading_is_cutting])
+def test_a_run_begins_with_parts_of_the_whole(world, holds):
+    check(world, holds, situations(5 if world.kind == "threads" else 4), examples=12 if world.kind == "threads" else 5)
 
 
 CORNERS = {

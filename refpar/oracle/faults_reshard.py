@@ -41,4 +41,13 @@ RESHARDING = (
           f"{ROOM}:_travel", "into[within(box, wanted)] = request.array",
           "into.reshape(into.size)[into.size - request.array.size:] = request.array.reshape(request.array.size)",
           EVEN, ALONE, "reshard_is_cutting"),
+    Fault("replicas-of-their-own", "NVIDIA-NeMo/Automodel#3822",
+          "replicated weights start from each rank's own seed; one copy is saved and given to all, and the model is another",
+          "refpar.fit:fresh", "plan.training.seed, np.dtype", "plan.training.seed + mesh.wire.rank, np.dtype", EVEN, ALONE,
+          "fresh_is_cutting"),
+    Fault("moments-forgotten", "areal-project/AReaL#1468",
+          "a run is resumed with the weights of its checkpoint, and the optimizer's moments silently start again from zero",
+          "refpar.fit:begun", "state = State(**checkpoint.load(start.checkpoint)[0])",
+          'weights = checkpoint.load(start.checkpoint)[0]["params"]\n'
+          "        state = State(weights, zeros_like(weights), zeros_like(weights), start.step)", EVEN, None, "loading_is_cutting"),
 )
