@@ -139,7 +139,8 @@ one row of 64 tokens between the layers, cut over cp and tp, in the order of zig
 def test_the_tokens_of_each_rank(capsys):
     assert ZIGZAG in shown(capsys, "shards", "--mesh", "cp=2,tp=2", "--sp", "--cp", "zigzag")
     assert "  cp=1        .#.#.#" in shown(capsys, "shards", "--mesh", "cp=2", "--cp", "striped")
-    assert "in the order of contiguous\n" in shown(capsys, "shards", "--model", "mamba2", "--mesh", "cp=2", "--cp", "striped")
+    out = shown(capsys, "shards", "--model", "mamba2", "--mesh", "cp=2", "--cp", "striped")
+    assert "in the order of contiguous\n" in out and f"  cp=1        {'.' * 32}{'#' * 32}" in out
     assert "tokens" not in shown(capsys, "shards", "--mesh", "tp=2")
 
 

@@ -125,6 +125,7 @@ def test_a_run_may_change_its_mesh_on_the_way(folder, capsys, model):
     assert cli.main([*words, "switched", "--mesh", "dp=4", "--sp", "--switch", "3:tp=4"]) == 0
     assert "mesh    dp=4, after step 3 tp=4\n" in capsys.readouterr().out
     assert_equal_runs(folder / "switched", folder / "straight")
+    assert checkpoint.load(checkpoint.latest(folder / "switched"))[1]["layout"]["tp"] == 4
     begun = log(folder / "switched", "begin")
     assert [(line["step"], line["layout"]["tp"]) for line in begun] == [(0, 1), (3, 4)]
     (folder / "switched" / "step-000005.npz").unlink()
