@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar import checkpoint, corpus
+from refpar import checkpoint, corpus, saves
 from refpar.comm.collectives import all_gather, all_reduce
 from refpar.comm.mesh import Axis, Mesh
 from refpar.comm.wire import Failed
@@ -81,7 +81,7 @@ def fresh(plan: Plan, mesh) -> State:
 
 def stored(plan: Plan) -> Start:
     """The last checkpoint in the plan's folder; ValueError, one sentence, if it is none of this plan."""
-    path = checkpoint.latest(plan.folder)
+    path = saves.latest(plan.folder)
     nothing = np.zeros((), plan.training.dtype)
     like = {layer: {p: np.broadcast_to(nothing, plan.model.shape(text)) for p, text in group.items()}
             for layer, group in plan.dims().items()}
@@ -121,7 +121,7 @@ def fit(wire, plan: Plan, start: Start, told: Callable[[int, float, int], None])
     log = None
     if wire.rank == 0:
         with writing(plan.folder):
-            log = Log(checkpoint.prepare(plan.folder) / "log.jsonl")
+            log = Log(saves.prepare(plan.folder) / "log.jsonl")
     while True:
         state, complaint = steps(mesh, plan, state, told, log)
         if complaint or state.step == plan.training.steps:
@@ -186,7 +186,7 @@ def keep(mesh, plan: Plan, state: State) -> str | None:
     whole = moved(plan, state, mesh.layout, WHOLE, mesh.wire)
     if mesh.wire.rank == 0:
         with writing(plan.folder):
-            checkpoint.save_step(plan.folder, whole._asdict(), plan.meta(state.step - 1))
+            saves.save_step(plan.folder, whole._asdict(), plan.meta(state.step - 1))
     return None
 
 

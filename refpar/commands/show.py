@@ -5,7 +5,7 @@ import json
 from typing import Callable, NamedTuple
 
 from refpar.cli import layout_of
-from refpar.config import parse_model
+from refpar.named import parse_model
 
 
 class Job(NamedTuple):

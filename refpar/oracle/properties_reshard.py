@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from refpar import checkpoint, watch
+from refpar import checkpoint, saves, watch
 from refpar.comm.mesh import Mesh, coordinates
 from refpar.comm.wire import Wire
 from refpar.config import PRESETS, Layout, Model, Training
@@ -117,7 +117,7 @@ def loading_is_cutting(world, situation: ReshardSituation):
     stores = {kind: {layer: {name: array + place for name, array in group.items()}
                      for layer, group in tagged(model, dims, situation.dtype).items()} for place, kind in enumerate(("params", "m", "v"))}
     with TemporaryDirectory() as folder:
-        path = Path(folder) / checkpoint.name_of(5)
+        path = Path(folder) / saves.name_of(5)
         checkpoint.save(path, stores | {"step": 5}, checkpoint.describe(model, WHOLE, plan_of(situation).training))
         states = world.run(beginning, situation.after.ranks, situation, Start(5, path))
     for rank, state in enumerate(states):

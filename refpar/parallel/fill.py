@@ -18,9 +18,9 @@ from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tenso
 from refpar.parallel.vocabulary import cross_entropy
 
 
-def model(config: Model, mesh, seed: int = 0) -> Chain:
-    """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout."""
-    chain = build(config, seed, sharded(config, mesh, seed))._replace(loss=cross_entropy(config, mesh.axis("tp")))
+def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fill) -> Chain:
+    """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout; `around(fill) -> fill` may watch the seams."""
+    chain = build(config, seed, around(sharded(config, mesh, seed)))._replace(loss=cross_entropy(config, mesh.axis("tp")))
     if mesh.layout.recompute == "full":
         again = [(name, recomputed(layer) if name.partition(".")[2] in config.pattern else layer) for name, layer in chain.layers]
         chain = chain._replace(layers=tuple(again))

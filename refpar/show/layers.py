@@ -16,6 +16,7 @@ from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Model
 from refpar.nn.gradient import zeros_like
 from refpar.nn.init import initial
+from refpar.oracle.packed import packed
 from refpar.parallel import fill
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
@@ -51,7 +52,7 @@ def program(wire, model: Model, layout: Layout, kind: str) -> dict[str, Calls]:
     chain = fill.model(model, mesh)
     params = initial(model, chain, 0, np.dtype(DTYPE), cut=lambda name, dims: cut(model, dims, mesh))
     rows = corpus.micro_batches(ROWS * layout.dp, layout.dp, mesh.axis("dp").index, 1)[0]
-    whole = corpus.packed(0, ROWS * layout.dp, TOKENS, model.vocab).cut(rows)
+    whole = packed(0, ROWS * layout.dp, TOKENS, model.vocab).cut(rows)
     batch = part_of(whole, way_of(model, layout), mesh.axis("cp"))
     here = fill.tokens_here(mesh)(batch).tokens
     if kind == "loss":
