@@ -241,8 +241,8 @@ def test_unequal_stages_and_latency():
 RATES = Path(__file__).parent / "recordings" / "zero_bubble_rates.csv"
 
 
-@pytest.mark.parametrize("row", [row for row in csv.DictReader(RATES.read_text().splitlines())], ids=lambda row: "-".join(
-    row[key] for key in ("schedule", "p", "m")))
+@pytest.mark.parametrize("row", csv.DictReader(RATES.read_text().splitlines()),
+                         ids=lambda row: "-".join(row[key] for key in ("schedule", "p", "m")))
 def test_the_rates_of_the_zero_bubble_paper(row):
     """Tables 5 and 6 of arXiv:2401.10241, to their four digits: messages as pure latency, 1F1B's backward not split."""
     costs = Costs(*[Fraction(row[key]) for key in ("TF_ms", "TB_ms", "TW_ms", "Tcomm_ms")])

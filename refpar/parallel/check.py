@@ -1,9 +1,9 @@
 """A schedule is checked before the first message: complete, ordered, within its memory, and free of deadlock.
 
 What is wrong is told in one sentence, with the grid and the place in brackets.  Deadlock is judged for the hardest wire, on which a
-send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on
-another machine (F9 of the catalogue of faults).  What is promised is promised to a runner that, for every step in turn, posts the receives of the next step
-that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
+send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on another
+machine (F9 of the catalogue of faults).  The promise is for a runner that, for every step in turn, posts the receives of the next
+step that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from refpar.parallel.schedule import Op, Schedule, text
 
 
 class Rule(NamedTuple):
-    """How a runner treats messages: how many steps ahead of its own a receive is posted, how many behind it a send is waited for.
-    With (0, 0), plain blocking calls, neighbours that send to each other hang."""
+    """How a runner treats messages: how many steps that receive ahead of its own a receive is posted, and how many sends of one kind
+    and stage may be open when it goes on.  With (0, 0), plain blocking calls, neighbours that send to each other hang."""
     ahead: int = 1
     behind: int = 1
 
@@ -60,8 +60,7 @@ def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
                 _refuse(schedule, f"{part} is done twice", where[part], (rank, at))
             where[part] = rank, at
     for op in sorted(wanted - set(where), key=lambda op: op[::-1]):
-        rank = schedule.places[op.stage]
-        _refuse(schedule, f"{op} is missing on rank {rank}", *((rank, at) for at in range(len(schedule.rows[rank]))))
+        _refuse(schedule, f"{op} is missing on rank {schedule.places[op.stage]}", *(where[part] for part in where if part[1:] == op[1:]))
     return where
 
 

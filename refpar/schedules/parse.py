@@ -11,7 +11,8 @@ import re
 from refpar.parallel.schedule import Op, Schedule
 
 OP = re.compile(r"(\d+)(F|BW|B|W)(\d+)(?:\.(\d+))?")
-HEAD = re.compile(r"schedule (\S+) micros=(\d+) slices=(\d+) copies=(\d+) backward=([01]) flush=([01]) places=(\d+(?:,\d+)*) bound=(\d+(?:,\d+)*)")
+HEAD = re.compile(r"schedule (\S+) micros=(\d+) slices=(\d+) copies=(\d+) backward=([01]) flush=([01]) "
+                  r"places=(\d+(?:,\d+)*) bound=(\d+(?:,\d+)*)")
 
 
 def parse(told: str) -> Schedule:
