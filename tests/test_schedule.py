@@ -2,6 +2,7 @@
 import csv
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def test_the_text_of_a_schedule():
     assert text == "\n".join(["schedule 1f1b micros=2 slices=1 copies=1 backward=1 flush=1 places=0,1 bound=2,1",
                               "0: 0F0 0F1  0BW0 0BW1", "1: 1F0 1BW0 1F1  1BW1"])
     assert str(Op("F", 2, 0)) == "2F0" and str(Op("W", 2, 0, 1)) == "2W0.1"
-    assert "7F7+0BW2" in str(generate("dualpipe", 4, 8))
+    row = "1F0 6F1 1F2 6F3 1F4 6BW1 6F5+1BW0 1F6+6BW3 6F7+1BW2 6BW5 1BW4 6B7 1B6 6W7 1W6"    # BW until half of the last backwards
+    assert str(generate("dualpipe", 4, 8)).split("\n")[2].split() == ["1:", *row.split()]
 
 
 def test_what_a_runner_asks_of_an_op():
@@ -76,6 +78,9 @@ def edited(schedule: Schedule, rank: int, change) -> Schedule:
     rows = [list(row) for row in schedule.rows]
     change(rows[rank])
     return replace(schedule, rows=tuple(map(tuple, rows)))
+
+
+HEAD = "schedule mine micros={} slices=1 copies=1 backward=1 flush=1 places=0,1 bound=2,2\n"
 
 
 @given(pipelines(), st.data())
@@ -136,10 +141,27 @@ def test_a_stage_before_the_one_that_it_needs_is_refused():
         check(parse(head + "0: 2F0 0F0\n1: 1F0"))
 
 
-def test_more_activations_than_the_bound_are_refused():
-    schedule = replace(generate("gpipe", 4, 6), bound=(4, 6, 6, 6))
-    with pytest.raises(ValueError, match="rank 0 holds activations of 6 ops, and its bound is 4\n0: 0F0 0F1 0F2 0F3 0F4 .0F5."):
-        check(schedule)
+def test_a_circle_through_backward_is_refused():
+    """Rank 0 wants a micro-batch back before it sends the next, and rank 1 wants both first."""
+    with pytest.raises(ValueError, match="deadlock") as told:
+        check(parse(HEAD.format(2) + "0: 0F0 0BW0 0F1 0BW1\n1: 1F0 1F1 1BW0 1BW1"))
+    assert "[" in str(told.value).split("\n")[1] and "[" in str(told.value).split("\n")[2], "both ranks are marked"
+
+
+def test_a_step_cannot_use_what_it_makes():
+    with pytest.raises(ValueError, match="1BW0 needs 1F0, which stands in the same step on rank 1"):
+        check(parse(HEAD.format(1) + "0: 0F0 0BW0\n1: 1F0+1BW0"))
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "forward-only"])
+def test_more_activations_than_the_bound_are_refused(name):
+    schedule = generate(name, 4, 8)
+    for rank, bound in enumerate(schedule.bound):
+        tight = replace(schedule, bound=tuple(bound - (r == rank) for r, bound in enumerate(schedule.bound)))
+        with pytest.raises(ValueError, match=f"rank {rank} holds activations of {bound} ops, and its bound is {bound - 1}\n"):
+            check(tight)
+    with pytest.raises(ValueError, match="\n0: 0F0 0F1 0F2 0F3 0F4 .0F5."):
+        check(replace(generate("gpipe", 4, 6), bound=(5, 6, 6, 6)))
 
 
 @pytest.mark.parametrize("micros", [1, 2, 3])
@@ -174,7 +196,8 @@ def test_bad_text_is_refused(told, sentence):
 @pytest.mark.parametrize("arguments, sentence", [
     (("2f2b", 2, 2), "must be one of gpipe 1f1b"), (("dualpipe", 3, 6), "3 ranks must be an even number"),
     (("1f1b", 2, 2, 2), "2 virtual stages were asked for, and it has 1"), (("zb-v", 2, 2, 3), "its V has 2 on each rank"),
-    (("gpipe", 2, 2, None, 2), "2 slices were asked for, and it has 1"), (("gpipe", 0, 2), "0 ranks"), (("sliced", 2, 2, None, 0), "0 slices")])
+    (("gpipe", 2, 2, None, 2), "2 slices were asked for, and it has 1"), (("gpipe", 0, 2), "0 ranks"),
+    (("sliced", 2, 2, None, 0), "0 slices")])
 def test_a_schedule_that_cannot_be_is_refused(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         generate(*arguments)
@@ -203,6 +226,16 @@ def test_every_formula_is_met_where_it_holds(name):
     survey = {"gpipe": 9, "1f1b": 9, "eager-1f1b": 9, "pipedream": 9, "interleaved": 3, "zb-h1": 3, "zb-h2": 0, "zb-v": 0,
               "dualpipe": 2, "sliced": Fraction(9, 2), "forward-only": 0}
     assert line.bubble == survey[name]
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-v", "dualpipe"])
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+def test_zero_bubble_for_any_times(name, ranks):
+    sizes = Sizes(ranks, 2 * ranks + 2, 1 + (name == "zb-v"))
+    schedule = generate(name, ranks, sizes.m)
+    for times in product((1, 2, 5), repeat=3):
+        formula = bubble(name, sizes, *times)
+        assert formula in (None, simulate(schedule, shared(*times, schedule, sizes)).bubble), times
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
