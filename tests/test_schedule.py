@@ -239,7 +239,7 @@ def test_zero_bubble_for_any_times(name, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
-@pytest.mark.parametrize("F, B, W, pair", [(2, 2, 2, 5), (4, 4, 3, 9), (4, 4, 2, 7), (4, 5, 3, 9), (5, 4, 3, 11)])
+@pytest.mark.parametrize("F, B, W, pair", [(2, 2, 2, 5), (4, 4, 3, 9), (4, 4, 2, 7), (5, 4, 3, 9), (5, 4, 3, 11)])
 def test_dualpipe_with_pairs_that_overlap(ranks, F, B, W, pair):
     sizes = Sizes(ranks, 2 * ranks + 2)
     line = simulate(generate("dualpipe", ranks, sizes.m), Costs(F, B, W, pair=pair))
@@ -274,7 +274,7 @@ def test_unequal_stages_and_latency():
 RATES = Path(__file__).parent / "recordings" / "zero_bubble_rates.csv"
 
 
-@pytest.mark.parametrize("row", csv.DictReader(RATES.read_text().splitlines()),
+@pytest.mark.parametrize("row", list(csv.DictReader(RATES.read_text().splitlines())),
                          ids=lambda row: "-".join(row[key] for key in ("schedule", "p", "m")))
 def test_the_rates_of_the_zero_bubble_paper(row):
     """Tables 5 and 6 of arXiv:2401.10241, to their four digits: messages as pure latency, 1F1B's backward not split."""

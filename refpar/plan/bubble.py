@@ -59,7 +59,7 @@ FORMULAS: dict[str, Row] = {
     "zb-v": Row(lambda s, t: 0, lambda s, r: 2 * min(s.m, s.p), lambda s, t: t.F == t.B == t.W and s.m >= 2 * s.p - 1),
     # The table of DualPipe says F&B + B - 3W, its B being B + W here: the same where F = B.
     "dualpipe": Row(lambda s, t: (s.p // 2 - 1) * (t.pair + t.F - 2 * t.W), lambda s, r: min(s.m, s.p + 1),
-                    lambda s, t: t.W <= min(t.F, t.B) and s.m % 2 == 0 and s.m >= 2 * s.p),
+                    lambda s, t: t.W <= t.B <= t.F and s.m % 2 == 0 and s.m >= 2 * s.p),
     "sliced": Row(lambda s, t: (s.p - 1) * t.sum / s.K, lambda s, r: s.m * s.K),
     "forward-only": Row(lambda s, t: 0, lambda s, r: 0),     # rank r starts and ends r forwards later
 }
