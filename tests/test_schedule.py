@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refpar.parallel.check import Rule, check, in_flight
 from refpar.parallel.schedule import Op, Schedule
 from refpar.plan.bubble import FORMULAS, Sizes, Times, bubble
-from refpar.schedules.generate import GENERATORS, TAKES, generate
+from refpar.schedules.generate import GENERATORS, generate
 from refpar.schedules.parse import parse
 from refpar.schedules.simulate import Costs, simulate
 from refpar.show.schedule import chart, draw
@@ -35,10 +35,10 @@ def peaks(schedule: Schedule) -> tuple:
     return tuple(max(counts, default=0) for counts in in_flight(schedule))
 
 
-def shared(F, B, W, schedule, sizes, pair=None) -> Costs:
+def shared(F, B, W, sizes) -> Costs:
     """Costs of one op, where F, B and W are of a rank's whole share and a whole micro-batch."""
     ops = sizes.v * sizes.K
-    return Costs(Fraction(F, ops), Fraction(B, ops), Fraction(W, ops), pair=pair)
+    return Costs(Fraction(F, ops), Fraction(B, ops), Fraction(W, ops))
 
 
 @given(pipelines())
@@ -89,14 +89,14 @@ def test_a_dropped_a_doubled_and_a_displaced_op_are_refused(made, data):
     schedule, _ = made
     rank = data.draw(st.integers(0, len(schedule.rows) - 1))
     at = data.draw(st.integers(0, len(schedule.rows[rank]) - 1)) if schedule.rows[rank] else assume(False)
-    step = schedule.rows[rank][at]
-    with pytest.raises(ValueError, match=f"{step[0].parts[0]} is missing|is missing"):
+    slot = schedule.rows[rank][at]
+    with pytest.raises(ValueError, match=f"({'|'.join(str(part) for op in slot for part in op.parts)}) is missing on rank {rank}"):
         check(edited(schedule, rank, lambda row: row.pop(at)))
     with pytest.raises(ValueError, match="is done twice"):
-        check(edited(schedule, rank, lambda row: row.append(step)))
+        check(edited(schedule, rank, lambda row: row.append(slot)))
     if len(schedule.rows) > 1:
         other = (rank + 1) % len(schedule.rows)
-        moved = edited(edited(schedule, rank, lambda row: row.pop(at)), other, lambda row: row.append(step))
+        moved = edited(edited(schedule, rank, lambda row: row.pop(at)), other, lambda row: row.append(slot))
         with pytest.raises(ValueError, match=rf"stands on rank {other}, and rank {rank} holds stage"):
             check(moved)
 
@@ -109,7 +109,7 @@ def test_a_backward_before_its_forward_is_refused(made, data):
     rank, at, op = data.draw(st.sampled_from([(rank, at, op) for rank, at, op in schedule.ops() if op.kind != "F"]))
     need = {"W": "B"}.get(op.kind, "F")
     before = [op._replace(kind=kind) for kind in (need, "BW")]
-    first = next(i for i, step in enumerate(schedule.rows[rank]) if set(step) & set(before))
+    first = next(i for i, slot in enumerate(schedule.rows[rank]) if set(slot) & set(before))
     with pytest.raises(ValueError, match="which stands") as told:
         check(edited(schedule, rank, lambda row: row.insert(first, row.pop(at))))
     assert "[" in str(told.value).split("\n", 1)[1], "the place is marked in the grid"
@@ -124,7 +124,7 @@ def test_messages_in_another_order_are_refused(made, data):
     rank, micro = data.draw(st.integers(0, sizes.p - 1)), data.draw(st.integers(0, sizes.m - 2))
     swap = {Op("F", rank, micro): Op("F", rank, micro + 1), Op("F", rank, micro + 1): Op("F", rank, micro)}
     with pytest.raises(ValueError, match="sends .* before what that takes|which stands behind it|deadlock"):
-        check(edited(schedule, rank, lambda row: row.__setitem__(slice(None), [tuple(swap.get(op, op) for op in step) for step in row])))
+        check(edited(schedule, rank, lambda row: row.__setitem__(slice(None), [tuple(swap.get(op, op) for op in slot) for slot in row])))
 
 
 def test_a_wrong_schedule_is_told_with_its_place():
@@ -148,8 +148,8 @@ def test_a_circle_through_backward_is_refused():
     assert "[" in str(told.value).split("\n")[1] and "[" in str(told.value).split("\n")[2], "both ranks are marked"
 
 
-def test_a_step_cannot_use_what_it_makes():
-    with pytest.raises(ValueError, match="1BW0 needs 1F0, which stands in the same step on rank 1"):
+def test_a_slot_cannot_use_what_it_makes():
+    with pytest.raises(ValueError, match="1BW0 needs 1F0, which stands in the same slot on rank 1"):
         check(parse(HEAD.format(1) + "0: 0F0 0BW0\n1: 1F0+1BW0"))
 
 
@@ -209,7 +209,7 @@ def test_a_schedule_that_cannot_be_is_refused(arguments, sentence):
 @settings(max_examples=80)
 def test_bubble_and_activations_equal_their_formulas(made, times):
     schedule, sizes = made
-    line = simulate(schedule, shared(*times, schedule, sizes))
+    line = simulate(schedule, shared(*times, sizes))
     formula = bubble(schedule.name, sizes, *map(Fraction, times))
     assert formula is None or line.bubble == formula
     if FORMULAS[schedule.name].exact(sizes, Times(1, 1, 1, 3)):
@@ -220,8 +220,8 @@ def test_bubble_and_activations_equal_their_formulas(made, times):
 def test_every_formula_is_met_where_it_holds(name):
     """A row that is never exact would pass the test above: here each is, for equal times."""
     sizes = Sizes(4, 12, *{"interleaved": (3, 1), "zb-v": (2, 1), "sliced": (1, 2)}.get(name, (1, 1)))
-    schedule = generate(name, *[n if letter in TAKES.get(name, "pm") or letter in "pm" else None for letter, n in zip("pmvK", sizes)])
-    line = simulate(schedule, shared(1, 1, 1, schedule, sizes))
+    schedule = generate(name, *sizes)
+    line = simulate(schedule, shared(1, 1, 1, sizes))
     assert line.bubble == bubble(name, sizes, Fraction(1), Fraction(1), Fraction(1)) and peaks(schedule) == schedule.bound
     survey = {"gpipe": 9, "1f1b": 9, "eager-1f1b": 9, "pipedream": 9, "interleaved": 3, "zb-h1": 3, "zb-h2": 0, "zb-v": 0,
               "dualpipe": 2, "sliced": Fraction(9, 2), "forward-only": 0}
@@ -235,7 +235,7 @@ def test_zero_bubble_for_any_times(name, ranks):
     schedule = generate(name, ranks, sizes.m)
     for times in product((1, 2, 5), repeat=3):
         formula = bubble(name, sizes, *times)
-        assert formula in (None, simulate(schedule, shared(*times, schedule, sizes)).bubble), times
+        assert formula in (None, simulate(schedule, shared(*times, sizes)).bubble), times
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
@@ -259,7 +259,7 @@ def test_pipedream_idles_only_when_it_begins_and_ends():
     line = simulate(generate("pipedream", 4, 20))
     assert not line.schedule.flush
     for row, times in zip(line.schedule.rows, line.times):
-        kinds = [step[0].kind for step in row]
+        kinds = [slot[0].kind for slot in row]
         steady = times[kinds.index("BW"):len(kinds) - kinds[::-1].index("F")]
         assert all(end == start for (_, end), (start, _) in zip(steady, steady[1:]))
 

@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 class Row(NamedTuple):
-    """bubble: the longest time that a rank idles, of the longest span from a rank's first step to its last.  held: the most
+    """bubble: the longest time that a rank idles, of the longest span from a rank's first slot to its last.  held: the most
     activations in flight on rank r, counted in ops (a stage, a micro-batch, a slice) from their F to their W.  exact: where the bubble
     is that; elsewhere it is larger.  `held` is never exceeded, and reached where micro-batches are as many as `exact` says."""
     bubble: Callable[[Sizes, Times], Any]

@@ -116,6 +116,6 @@ def generate(name: str, ranks: int, micros: int, virtual: int | None = None, sli
     if min(sizes) < 1:
         raise ValueError(f"schedule {name}: {ranks} ranks, {micros} micro-batches, {v} virtual stages and {K} slices must be at least 1")
     made = {"places": tuple(range(ranks)), "slices": K} | GENERATORS[name](sizes)
-    steps = (((op,) if isinstance(op, Op) else op for op in row) for row in made.pop("rows"))
-    rows = tuple(tuple(kept for step in row if (kept := tuple(op for op in step if op.micro < micros))) for row in steps)
+    slots = (((op,) if isinstance(op, Op) else op for op in row) for row in made.pop("rows"))
+    rows = tuple(tuple(kept for slot in row if (kept := tuple(op for op in slot if op.micro < micros))) for row in slots)
     return Schedule(name, rows, micros=micros, bound=held(name, sizes), **made)

@@ -28,10 +28,10 @@ def parse(told: str) -> Schedule:
 
 
 def _row(rank: int, row: str) -> tuple:
-    label, _, steps = row.partition(":")
+    label, _, slots = row.partition(":")
     if label.strip() != str(rank):
         raise ValueError(f"{row!r} must begin with `{rank}:`, for it is the row of rank {rank}")
-    return tuple(tuple(_op(word, rank) for word in step.split("+")) for step in steps.split())
+    return tuple(tuple(_op(word, rank) for word in slot.split("+")) for slot in slots.split())
 
 
 def _op(word: str, rank: int) -> Op:
