@@ -16,8 +16,8 @@ from refpar.parallel.schedule import Op, Schedule, text
 
 
 class Rule(NamedTuple):
-    """How a runner treats messages: how many slots that receive ahead of its own a receive is posted, and how many sends of one kind
-    and stage may be open when it goes on.  With (0, 0), plain blocking calls, neighbours that send to each other hang."""
+    """How a runner treats messages: how many slots that receive ahead of its own a receive is posted, and how many sends of one
+    kind and stage may be open when it goes on.  With (0, 0), plain blocking calls, neighbours that send to each other hang."""
     ahead: int = 1
     behind: int = 1
 
@@ -55,12 +55,14 @@ def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
             if part not in wanted:
                 _refuse(schedule, f"{op} on rank {rank} is no work of this schedule", (rank, at))
             if schedule.places[op.stage] != rank:
-                _refuse(schedule, f"{op} stands on rank {rank}, and rank {schedule.places[op.stage]} holds stage {op.stage}", (rank, at))
+                _refuse(schedule, f"{op} stands on rank {rank}, and rank {schedule.places[op.stage]} holds stage {op.stage}",
+                        (rank, at))
             if part in where:
                 _refuse(schedule, f"{part} is done twice", where[part], (rank, at))
             where[part] = rank, at
     for op in sorted(wanted - set(where), key=lambda op: op[::-1]):
-        _refuse(schedule, f"{op} is missing on rank {schedule.places[op.stage]}", *(where[part] for part in where if part[1:] == op[1:]))
+        _refuse(schedule, f"{op} is missing on rank {schedule.places[op.stage]}",
+                *(place for part, place in where.items() if part[1:] == op[1:]))
     return where
 
 
@@ -70,12 +72,12 @@ def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
         for need in schedule.needs(op):
             there, before = where[need]
             if there == rank and before >= at:
-                _refuse(schedule, f"{op} needs {need}, which stands {'behind it' if before > at else 'in the same slot'} on rank {rank}",
-                        (rank, at), (rank, before))
+                place = "behind it" if before > at else "in the same slot"
+                _refuse(schedule, f"{op} needs {need}, which stands {place} on rank {rank}", (rank, at), (rank, before))
 
 
 def _in_turn(schedule: Schedule, where: dict[Op, tuple[int, int]]):
-    """A stage takes what another rank sends to it in the order in which that one sends it: one tag for each (kind, stage) will do."""
+    """A stage takes what another rank sends to it in the order in which it is sent: one tag for each (kind, stage) will do."""
     latest: dict[tuple[str, int], tuple[int, int, Op]] = {}                 # (kind, stage) -> (slot that sent, slot that took, op)
     for rank, at, op in schedule.ops():
         for need in schedule.needs(op):
@@ -83,18 +85,18 @@ def _in_turn(schedule: Schedule, where: dict[Op, tuple[int, int]]):
             if there != rank:
                 before, place, other = latest.get((need.kind, op.stage), (-1, at, op))
                 if sent < before:
-                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what that takes",
-                            (rank, at), (rank, place))
+                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what it "
+                            "takes", (rank, at), (rank, place))
                 latest[need.kind, op.stage] = sent, at, op
 
 
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
-    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each slot is two events: it runs, when what
-    it needs has run and the slot before is over; it is over, when the sends that it has to wait for are met."""
+    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each slot is two events: it runs, when
+    what it needs has run and the slot before is over; it is over, when the sends that it has to wait for are met."""
     receives = [[at for at, slot in enumerate(row) if any(where[need][0] != rank for op in slot for need in schedule.needs(op))]
                 for rank, row in enumerate(schedule.rows)]
-    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, its slot that receives) in turn
-    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, slot, is it over) -> the events that must come first
+    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, slot that receives) in turn
+    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, slot, is it over) -> what must come first
     for rank, at, op in schedule.ops():
         waits[rank, at, False] += [(rank, at - 1, True)] * (at > 0) + [(*where[need], False) for need in schedule.needs(op)]
         waits[rank, at, True] += [(rank, at, False)]
@@ -116,5 +118,6 @@ def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
 def _deadlock(schedule: Schedule, circle: list[tuple[int, int, bool]]):
     """Tell a circle of events, each of which waits for the next."""
     turns = [event for event, after in zip(circle[1:], circle) if event[0] != after[0]] or circle[:1]
-    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}" for rank, at, over in turns]
+    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}"
+            for rank, at, over in turns]
     _refuse(schedule, "deadlock: " + ", waits for ".join([*told, f"rank {turns[0][0]}"]), *(event[:2] for event in turns))

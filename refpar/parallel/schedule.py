@@ -3,7 +3,7 @@
 A slot is a tuple of ops that run as one: what they need is received before it, what they make is sent after it.  Nearly all slots
 have one op; DualPipe's pair, a forward and a backward of two directions that hide each other's messages, has two.  An op is a
 
-    kind        F forward, B backward to the activations, W the weight gradients that B left (law 1), or BW: both, an ordinary backward
+    kind        F forward, B backward to the activations, W the weight gradients that B left, or BW: both, an ordinary backward
     stage       counted over the whole pipeline: "virtual", because a rank may hold several
     micro       the micro-batch
     slice       of the sequence (TeraPipe), 0 where it is whole

@@ -20,7 +20,8 @@ def parse(told: str) -> Schedule:
     head, *rows = told.strip().splitlines() or [""]
     found = HEAD.fullmatch(head.strip())
     if found is None:
-        raise ValueError(f"{head!r} must be: schedule NAME micros=N slices=N copies=N backward=0|1 flush=0|1 places=N,N,... bound=N,N,...")
+        raise ValueError(f"{head!r} must be: schedule NAME micros=N slices=N copies=N backward=0|1 flush=0|1 "
+                         "places=N,N,... bound=N,N,...")
     name, *numbers, places, bound = found.groups()
     micros, slices, copies, backward, flush = map(int, numbers)
     return Schedule(name, tuple(_row(rank, row) for rank, row in enumerate(rows)), tuple(map(int, places.split(","))), micros,
@@ -37,5 +38,6 @@ def _row(rank: int, row: str) -> tuple:
 def _op(word: str, rank: int) -> Op:
     found = OP.fullmatch(word)
     if found is None:
-        raise ValueError(f"{word!r} on rank {rank} is no op: stage, kind (F, B, W or BW) and micro-batch are written 2F0, a slice 2F0.1")
+        raise ValueError(f"{word!r} on rank {rank} is no op: stage, kind (F, B, W or BW) and micro-batch are written 2F0, "
+                         "a slice 2F0.1")
     return Op(found[2], int(found[1]), int(found[3]), int(found[4] or 0))

@@ -21,7 +21,8 @@ def draw(schedule: Schedule, costs: Costs = Costs()) -> str:
 
 def chart(line: Timeline) -> list[str]:
     """The rows: as many columns for the shortest slot as its name needs, and others in proportion."""
-    slots = [(text(slot), end - start) for row, times in zip(line.schedule.rows, line.times) for slot, (start, end) in zip(row, times)]
+    slots = [(text(slot), end - start) for row, times in zip(line.schedule.rows, line.times)
+             for slot, (start, end) in zip(row, times)]
     unit = max(((len(name) + 1) / time for name, time in slots if time > 0), default=1)
     rows = []
     for rank, (row, times) in enumerate(zip(line.schedule.rows, line.times)):
