@@ -1,8 +1,8 @@
 """What a pipeline schedule costs: closed formulas for the time that it wastes and the activations that it holds.
 
 Time is told of one rank's whole share of the layers and one micro-batch; B is backward to the activations alone, so that an
-ordinary backward takes B + W.  The survey's table counts B as both: its (p-1)(F+B-2W) of ZB-H1 is (p-1)(F+B-W) here.  A formula is for equal
-stages and messages that take no time, and where its row says; the tests hold each against the simulated schedule, exactly.
+ordinary backward takes B + W.  The survey's table counts B as both: its (p-1)(F+B-2W) of ZB-H1 is (p-1)(F+B-W) here.  A formula is
+for equal stages and messages that take no time, and where its row says; the tests hold each against the simulated schedule, exactly.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Times(NamedTuple):
 class Row(NamedTuple):
     """bubble: the longest time that a rank idles, of the longest span from a rank's first slot to its last.  held: the most
     activations in flight on rank r, counted in ops (a stage, a micro-batch, a slice) from their F to their W.  exact: where the
-    bubble is that; elsewhere it is larger.  `held` is never exceeded, and reached where micro-batches are as many as `exact` says."""
+    bubble is that.  `held` is never exceeded, and it is reached where micro-batches are as many as `exact` says."""
     bubble: Callable[[Sizes, Times], Any]
     held: Callable[[Sizes, int], int]
     exact: Callable[[Sizes, Times], bool] = lambda s, t: True
