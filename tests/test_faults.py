@@ -19,7 +19,8 @@ DRAWN = {
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
-    **dict.fromkeys(("reshard_is_cutting", "fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4)),
+    "reshard_is_cutting": strategies_reshard.situations(4),
+    **dict.fromkeys(("fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4, most_stages=1)),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
