@@ -2,6 +2,7 @@
 import pytest
 import strategies
 import strategies_comm
+import strategies_cp
 import strategies_reshard
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
@@ -12,6 +13,8 @@ from refpar.comm.threads import ThreadWorld
 from refpar.oracle.faults import FAULTS, fault_named, property_of
 from refpar.oracle.plant import PlantedWorld
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")         # faulty code takes nothing from nothing
+
 IDS = [fault.name for fault in FAULTS]
 DRAWN = {
     "sharded_equals_single": strategies.situations(3),
@@ -21,6 +24,7 @@ DRAWN = {
     "mesh_is_a_grid": strategies_comm.layouts(),
     "reshard_is_cutting": strategies_reshard.situations(4),
     **dict.fromkeys(("fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4, most_stages=1)),
+    "context_attention": strategies_cp.situations(4),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
