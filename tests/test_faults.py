@@ -22,8 +22,9 @@ DRAWN = {
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
+    "reshard_is_cutting": strategies_reshard.situations(4),
+    **dict.fromkeys(("fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4, most_stages=1)),
     "context_attention": strategies_cp.situations(4),
-    **dict.fromkeys(("reshard_is_cutting", "fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4)),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
