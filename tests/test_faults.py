@@ -2,6 +2,7 @@
 import pytest
 import strategies
 import strategies_comm
+import strategies_state
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ DRAWN = {
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
     "pieces_cover": st.integers(0, 2**34),
+    "context_state": strategies_state.situations(),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
 

@@ -32,7 +32,7 @@ from refpar.config import Model, share
 from refpar.nn import mamba1, mamba2
 from refpar.nn.seams import ALONE, Pair
 from refpar.nn.ssm import left_out, own
-from refpar.parallel.order import columns
+from refpar.parallel.order import columns, whole_of
 from refpar.parallel.ulysses import head_parts, to_heads, to_tokens
 
 TOKENS = 1              # the dim of tokens in [B, S, ...]
@@ -42,7 +42,7 @@ class Standing:
     """Where the tokens of a batch's rows stand, with `way` the order of the stream."""
 
     def __init__(self, cp, way: str, batch):
-        held = [columns(way, batch.whole.tokens.shape[1], cp.size, rank) for rank in range(cp.size)]
+        held = [columns(way, whole_of(batch).tokens.shape[1], cp.size, rank) for rank in range(cp.size)]
         self.tokens, self.held = [len(some) for some in held], np.concatenate(held)
         self.natural, self.cp = np.argsort(self.held), cp
 

@@ -15,7 +15,7 @@ import numpy as np
 from refpar import watch
 from refpar.comm.collectives import exchange
 from refpar.nn.seams import Layer, Pair
-from refpar.parallel.order import columns
+from refpar.parallel.order import columns, whole_of
 
 
 def order(cp, was: str, now: str) -> Pair:
@@ -24,7 +24,7 @@ def order(cp, was: str, now: str) -> Pair:
 
 
 def _brought(x, batch, cp, was: str, now: str):
-    length = batch.whole.tokens.shape[1]
+    length = whole_of(batch).tokens.shape[1]
     held, wanted = ([columns(way, length, cp.size, rank) for rank in range(cp.size)] for way in (was, now))
     leaving = [x[:, np.isin(held[cp.index], some)] for some in wanted]
     coming = [some[np.isin(some, wanted[cp.index])] for some in held]                   # columns, rank by rank
