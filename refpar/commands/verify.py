@@ -8,16 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from refpar.cli import check_ranks, layout_of
-from refpar.config import FAMILIES, PRESETS, Layout, describe_model, parse_model
+from refpar.cli import attribute, check_ranks, layout_of
+from refpar.config import FAMILIES, FILLINGS, PRESETS, Layout
+from refpar.named import describe_model, parse_model
+from refpar.oracle.books import Books
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import OPTIONS, PROOF, Situation
 from refpar.trace import Traced, writable
 
-SIZES = (1, 2, 3, 4, 8)         # of dp, where no mesh is named
+MESHES = (                      # where none is named: each axis alone, and together; even, uneven, and more ranks than heads
+    Layout(), Layout(dp=3), Layout(tp=2), Layout(tp=3, sp=True), Layout(tp=8), Layout(dp=2, tp=4, sp=True),
+)
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
 INDENT = "    "
+MESH = 16                       # columns of its name
 HEADS = ("loss", "dinput", "grads", "norm", "weights", "optim")
 
 
@@ -41,15 +46,18 @@ def prepare(world, args) -> Job:
             raise ValueError(f"--fault {args.fault} shows on {ranks} ranks, and mpiexec started {world.size}")
     family = "uneven" if args.uneven else "tiny"
     models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
-    layouts = [layout_of(args, args.mesh)] if args.mesh else [Layout(dp=size) for size in SIZES]
+    layouts = [layout_of(args, args.mesh)] if args.mesh else list(MESHES)
+    for flag in FILLINGS:
+        if getattr(args, attribute(flag)) and not args.mesh:
+            raise ValueError(f"--{flag} is of a mesh: name it by --mesh")
     fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):
         raise ValueError("--trace is of one run: name its --model and its --mesh")
     if not fit:
         raise ValueError(f"mesh {layouts[0]} needs {layouts[0].ranks} ranks, and {world.size} were started")
     for layout in fit:
-        if layout.ranks > layout.dp:
-            raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are cut over dp alone")
+        if layout.pp > 1:
+            raise ValueError(f"mesh {layout} cuts the layers over pp, and so far models are cut over dp, cp and tp")
         check_ranks(world, layout)
     situations = [situation_of(args, model, layout) for model in models for layout in fit]
     for situation in situations:
@@ -98,18 +106,33 @@ def heading(world) -> str:
     return (f"refpar verify: the sharded run beside the single process; {ranks}\n"
             "  errors    the largest, in units of the bound 32 eps sqrt(n) scale: at most 1 is equal\n"
             "  held      largest share of the weights, and of what backward needs, that a rank held / what its placements allow\n"
-            "  sent      bytes on each axis, all ranks and steps together = formula\n\n"
-            f"{'model':<15}{'mesh':<6}" + "".join(f"{head:>9}" for head in HEADS) + f"{'held weights':>14}{'saved':>14}  sent")
+            "  sent      bytes on each axis, all ranks and steps together = formula\n"
+            "  work      floating-point operations of all ranks beside the single process's, and what is done more than once\n\n"
+            f"{'model':<15}{'mesh':<{MESH}}" + "".join(f"{head:>9}" for head in HEADS) + f"{'held weights':>14}{'saved':>14}  sent, work")
 
 
 def line(situation: Situation, judgement: Judgement) -> str:
     """One situation's row."""
     name = next((name for name, model in PRESETS.items() if model == situation.model), describe_model(situation.model))
-    held = "".join(f"{f'{share:.1%}/{allowed:.1%}':>14}" for share, allowed in judgement.held.values())
+    books = judgement.books
+    held = "".join(f"{f'{share:.1%}/{allowed:.1%}':>14}" for share, allowed in books.held.values())
     sent = "  ".join(f"{axis}: {counted:,} {'=' if counted == formula else '!='} {formula:,}"
-                     for axis, (counted, formula) in judgement.sent.items())
-    return (f"{name:<15}{str(situation.layout):<6}" + "".join(f"{judgement.errors[kind]:>9.2g}" for kind in KINDS)
-            + f"{held}  {sent}  {'FAILS' if judgement.complaint else 'equal'}")
+                     for axis, (counted, formula) in books.sent.items())
+    return (f"{name:<15}{named(situation.layout):<{MESH}}" + "".join(f"{judgement.errors[kind]:>9.2g}" for kind in KINDS)
+            + f"{held}  {sent}  {work(books)}  {'FAILS' if judgement.complaint else 'equal'}")
+
+
+def named(layout: Layout) -> str:
+    """The mesh, and how its cuts are filled where that is not as usual."""
+    fillings = [flag if getattr(layout, field) is True else str(getattr(layout, field)) for flag, field in FILLINGS.items()
+                if getattr(layout, field) != getattr(Layout(), field)]
+    return " ".join([str(layout), *fillings])
+
+
+def work(books: Books) -> str:
+    """Of all ranks, in percent of the single process's, and which terms make the difference."""
+    terms = ", ".join(f"{term} {share:+.1%}" for term, share in books.extra.items())
+    return f"work {1 + sum(books.extra.values()):.1%}" + (f" ({terms})" if terms else "")
 
 
 def ending(job: Job, failed: list[str], world) -> str:
@@ -132,7 +155,8 @@ def count(number: int, one: str, more: str) -> str:
 
 def as_json(situation: Situation, judgement: Judgement) -> dict:
     """One situation and its judgement, for a program to read."""
-    return {"command": situation.command(), **judgement._asdict(), "complaint": judgement.complaint}
+    return {"command": situation.command(), "errors": judgement.errors, **judgement.books._asdict(), "wrong": judgement.wrong,
+            "complaint": judgement.complaint}
 
 
 def list_faults(world) -> int:

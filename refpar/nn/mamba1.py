@@ -18,6 +18,7 @@ import numpy as np
 
 from refpar.config import Model
 from refpar.nn.ops import linear_backward, linear_forward, silu_backward, silu_forward
+from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.selective import chunked_backward, chunked_forward, selective_backward, selective_forward
 from refpar.nn.ssm import activated_conv, by_position, left_out, own, time_step
@@ -60,15 +61,15 @@ def second(over: Pair) -> Pair:
 def mamba1_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
     scan = left_out() if config.cut else seams.scan or chunked(seams.carry)
+    into, out_of = seams.into or INTO, seams.out_of or OUT_OF
     conv, project, step = activated_conv(config, seams.carry), second(seams.over), time_step(config)
     kept = {"conv_bias": config.conv_bias, "dt_bias": config.dt_bias}
     dims = {name: text for name, text in DIMS.items() if kept.get(name, True)}
 
     def forward(x, w, batch, before):
         """x [B, S, D] -> y [B, S, D], after, saved.  Where w holds a shard of the channels, y is Partial."""
-        u, saved, after = {}, {}, {}
-        for name in FIRST:
-            u[name], saved[name] = linear_forward(x, w[name])                       # [B, S, I/tp]
+        saved, after = {}, {}
+        u, saved["into"] = into.forward(x, {name: w[name] for name in FIRST}, batch)    # [B, S, I/tp]
         x, after["conv"], saved["conv"] = conv.forward(u["x"], w["conv"], w.get("conv_bias", 0), batch.position, before["conv"])
         (low, B, C), saved["second"] = project.forward(x, w)
         dt, saved["dt"] = linear_forward(low, w["dt"])                              # [B, S, I/tp]
@@ -76,13 +77,13 @@ def mamba1_layer(config: Model, seams: Seams) -> Layer:
         scanned, after["state"], saved["scan"] = scan.forward(x, dt, B, C, w["A_log"], batch, before["state"])
         y = scanned + w["skip"] * x                                                 # [B, S, I/tp]
         gate, act = silu_forward(u["z"])
-        out, saved["out"] = linear_forward(y * gate, w["out"])                      # [B, S, D] +tp
+        out, saved["out_of"] = out_of.forward(y * gate, w["out"], batch)            # [B, S, D] +tp
         return out, after, saved | {"gate": {"y": y, "gate": gate, "act": act}}
 
     def backward(dy, dafter, saved, w, batch):
         """dy [B, S, D] -> dx [B, S, D], dbefore, grads."""
         grads, du, dbefore, gate = {}, {}, {}, saved["gate"]
-        dy, grads["out"] = linear_backward(dy, saved["out"], w["out"])              # [B, S, I/tp]
+        dy, grads["out"] = out_of.backward(dy, saved["out_of"], w["out"], batch)    # [B, S, I/tp]
         du["z"] = silu_backward(dy * gate["y"], gate["act"])
         dy = dy * gate["gate"]
         x = saved["second"]["x"]                                                    # [B, S, I/tp]
@@ -94,11 +95,8 @@ def mamba1_layer(config: Model, seams: Seams) -> Layer:
         dx_second, projected = project.backward([dlow, dB, dC], saved["second"], w)
         du["x"], dbefore["conv"], grads["conv"], grads["conv_bias"] = conv.backward(
             dx + w["skip"] * dy + dx_second, dafter["conv"], saved["conv"], w["conv"], batch.position)
-        dx = np.zeros_like(saved["z"]["x"])                                         # [B, S, D] +tp
-        for name in FIRST:
-            part, grads[name] = linear_backward(du[name], saved[name], w[name])
-            dx += part
-        return dx, dbefore, own(grads | projected, w)
+        dx, products = into.backward(du, saved["into"], {name: w[name] for name in FIRST}, batch)   # [B, S, D] +tp
+        return dx, dbefore, own(grads | products | projected, w)
 
     def start(w, batch):
         """No inputs before the first token, and a state of zeros."""

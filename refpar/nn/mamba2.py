@@ -24,7 +24,7 @@ import numpy as np
 
 from refpar.config import Model
 from refpar.nn.gated_norm import gated_norm
-from refpar.nn.ops import linear_backward, linear_forward
+from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.scan import scan_backward, scan_forward
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.ssd import ssd_backward, ssd_forward
@@ -98,6 +98,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
 def mamba2_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
     scan = left_out() if config.cut else seams.scan or chunked(config.chunk, seams.carry)
+    into, out_of = seams.into or INTO, seams.out_of or OUT_OF
     mixing = seams.mix or mix(config, seams.carry, scan)
     norm, width = gated_norm(config.norm_first), config.norm_width
 
@@ -108,25 +109,21 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
 
     def forward(x, w, batch, before):
         """x [B, S, D] -> y [B, S, D], after, saved.  Where w holds a shard of the heads, y is Partial."""
-        u, saved = {}, {}
-        for name in PROJECTIONS:
-            u[name], saved[name] = linear_forward(x, w[name])                       # [B, S, MP/tp], ... [B, S, M/tp]
+        saved = {}
+        u, saved["into"] = into.forward(x, {name: w[name] for name in PROJECTIONS}, batch)
         y, after, saved["mix"] = mixing.forward(u["x"], u["B"], u["C"], u["dt"], w, batch, before)
         y, saved["norm"] = norm.forward(y, u["z"], w["gate_norm"], *groups(y.shape[2]), config.norm_eps, seams.over)
-        y, saved["out"] = linear_forward(y, w["out"])                               # [B, S, D] +tp
+        y, saved["out_of"] = out_of.forward(y, w["out"], batch)                     # [B, S, D] +tp
         return y, after, saved
 
     def backward(dy, dafter, saved, w, batch):
         """dy [B, S, D] -> dx [B, S, D], dbefore, grads."""
         grads, du = {}, {}
-        dy, grads["out"] = linear_backward(dy, saved["out"], w["out"])              # [B, S, MP/tp]
+        dy, grads["out"] = out_of.backward(dy, saved["out_of"], w["out"], batch)    # [B, S, MP/tp]
         dy, du["z"], grads["gate_norm"] = norm.backward(dy, saved["norm"], w["gate_norm"], *groups(dy.shape[2]), seams.over)
         (du["x"], du["B"], du["C"], du["dt"]), dbefore, inner = mixing.backward(dy, dafter, saved["mix"], w, batch)
-        dx = np.zeros_like(saved["z"]["x"])                                         # [B, S, D] +tp
-        for name in PROJECTIONS:
-            part, grads[name] = linear_backward(du[name], saved[name], w[name])
-            dx += part
-        return dx, dbefore, grads | inner
+        dx, products = into.backward(du, saved["into"], {name: w[name] for name in PROJECTIONS}, batch)     # [B, S, D] +tp
+        return dx, dbefore, grads | products | inner
 
     def start(w, batch):
         """No inputs before the first token, and a state of zeros."""

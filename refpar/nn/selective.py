@@ -178,5 +178,5 @@ def total_decay(dt, A, position) -> np.ndarray:
 
 def product(name: str, contract, a, b) -> np.ndarray:
     """np.vecmat(vector, matrix) or np.matvec(matrix, vector), counted: 2mn for each matrix [m, n]."""
-    watch.op(name, 2 * max(a.size, b.size))
+    watch.op(name, 2 * max(a, b, key=np.ndim).size)
     return contract(a, b)

@@ -12,6 +12,7 @@ from refpar import watch
 from refpar.comm.mesh import Axis
 from refpar.nn import attention, blocks
 from refpar.oracle.equal import distance
+from refpar.oracle.freeze import lent
 from refpar.oracle.properties_comm import require
 from refpar.oracle.situation_cp import ContextSituation, Drawn
 from refpar.parallel.order import columns, part_of
@@ -42,6 +43,7 @@ def run_rank(wire, situation: ContextSituation, changed=None) -> Told:
     core = context_core(cp, situation.way, situation.kv_heads, situation.drop, situation.reach, blocks.remembering(cp.size),
                         situation.moved)
     before = attention.start(batch, situation.kv_heads, situation.width, q.dtype)
+    core = core._replace(forward=lent(core.forward), backward=lent(core.backward))      # and nobody writes into what is lent
     with watch.watching(watch.Ledger()) as forward:
         out, after, saved = core.forward(q, k, v, batch, before)
     dafter = {name: np.zeros_like(after[name]) for name in ("k", "v")}
@@ -78,6 +80,8 @@ def context_attention(world, situation: ContextSituation):
     """Attention over context-parallel ranks is attention: outputs, dq, dk and dv, put together, equal the single process's; and a
     token that is changed moves nothing, bitwise, that may not see it, on whatever rank."""
     shards = [told.shard for told in world.run(run_rank, situation.ranks, situation)]
+    held = sum(shard.out.shape[1] for shard in shards)
+    require(held == situation.length, f"the ranks hold {held} of {situation.length} tokens of a row, in {situation}")
     got, expected = unsharded(situation, shards), alone(situation)
     n = max(situation.length * max(1, situation.heads // situation.kv_heads), situation.width)
     for name, scale in scales(situation, situation.drawn())._asdict().items():

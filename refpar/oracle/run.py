@@ -13,7 +13,7 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm.mesh import Mesh
-from refpar.corpus import micro_batches
+from refpar.corpus import Batch, micro_batches
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
@@ -21,26 +21,40 @@ from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import leaves
 from refpar.oracle.freeze import frozen, frozen_seams
 from refpar.oracle.situation import Situation
+from refpar.parallel import fill
+from refpar.parallel.order import part_of, way_of
+from refpar.parallel.placement import cut
 from refpar.train import State, rate_of, train_step
 
 
 class Step(NamedTuple):
-    """What one step gave: raw gradients (summed over the whole step, before clipping) and the state after it."""
+    """What one step gave: raw gradients (summed over the whole step, before clipping) and the state after it.
+
+    The whole's, or a rank's: its part of each parameter, and of the tokens of the step those that `index` [rows, columns] names.
+    """
     loss: float                 # summed over the targets
     count: int
     norm: float
-    input_gradient: np.ndarray  # of the first layer's input, [rows, S, D]
+    input_gradient: np.ndarray  # of the first layer's input, [rows, columns, D]
+    index: np.ndarray           # row*S + column
     gradients: dict
     state: State
-    addends: dict = {}          # of the whole run: layer by layer, the largest magnitude in any row's own gradient
+
+
+class Whole(NamedTuple):
+    """One step of the single process, and what it needs to be compared with."""
+    step: Step
+    addends: dict[str, float]   # layer by layer, the largest magnitude in any row's own gradient
+    ledger: watch.Ledger        # of its one pass down and up
 
 
 class Run(NamedTuple):
-    """What one rank tells of a run.  Replicas beyond the first tell digests in place of arrays they must share bitwise."""
+    """What one rank tells of a run.  Replicas beyond the first tell digests in place of the arrays that they share bitwise."""
     steps: list[Step]
-    digests: list[dict[str, str]]
+    digests: list[dict[tuple[str, str, str], str]]              # of each step: (store, layer, parameter) -> digest
     peak: dict[str, int]                                        # elements held at most, by kind of store
     sent: dict[tuple[str | None, str | None], tuple[int, int]]  # (axis, operation) -> messages, bytes
+    flops: dict[str, int]                                       # by op
 
 
 class Points(watch.Observer):
@@ -62,25 +76,34 @@ class Points(watch.Observer):
         return rows
 
 
+# ------------------------------------------------------------------------------------------------------------ the single process
+
 def fresh(situation: Situation):
     """The model's chain, and the state before the first step: rough weights, so that no fault hides behind a 1 or a 0; frozen,
     so that who writes into what it was lent fails."""
+    seed = situation.training.seed
+    chain = frozen(build(situation.model, seed, frozen_seams(plain(situation.model, seed))))
+    return chain, first_state(situation, chain)
+
+
+def first_state(situation: Situation, chain, cut=None) -> State:
+    """Of the whole model, or of a rank's part (`initial` says what `cut` is)."""
     training = situation.training
-    chain = frozen(build(situation.model, training.seed, frozen_seams(plain(situation.model, training.seed))))
-    params = initial(situation.model, chain, training.seed, np.dtype(training.dtype), rough=True)
-    return chain, State(params, zeros_like(params), zeros_like(params))
+    params = initial(situation.model, chain, training.seed, np.dtype(training.dtype), cut, rough=True)
+    return State(params, zeros_like(params), zeros_like(params))
 
 
-def whole_step(situation: Situation, chain, state: State) -> Step:
+def whole_step(situation: Situation, chain, state: State) -> Whole:
     """One step in a single process, from `state`: every row in one batch."""
     batch = situation.batch(state.step)
-    with watch.watching(Points(chain)) as points:
+    with watch.watching(Points(chain)) as points, watch.watching(watch.Ledger()) as ledger:
         loss, grads = loss_and_gradients(chain, state.params, batch, batch.count)
     norm = math.sqrt(sum(float(np.sum(np.square(grad, dtype=np.float64))) for _, grad in leaves(grads)))
     training = situation.training
     after = State(*updated(state.params, clipped(grads, norm, training.clip), state.m, state.v, state.step,
                            rate_of(state.step, training), training))
-    return Step(loss, batch.count, norm, points.input_gradient(), grads, after, largest_addends(chain, state.params, batch))
+    step = Step(loss, batch.count, norm, points.input_gradient(), batch.index, grads, after)
+    return Whole(step, largest_addends(chain, state.params, batch), ledger)
 
 
 def largest_addends(chain, params: dict, batch) -> dict[str, float]:
@@ -99,22 +122,41 @@ def largest_addends(chain, params: dict, batch) -> dict[str, float]:
     return largest
 
 
+# --------------------------------------------------------------------------------------------------------------- a rank of a mesh
+
+def batches_of(situation: Situation, mesh, number: int) -> list[Batch]:
+    """A rank's micro-batches of one step: its dp share of the rows, and of each its cp part of the columns."""
+    dp, training = mesh.axis("dp"), situation.training
+    rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
+    way = way_of(situation.model, situation.layout)
+    return [part_of(situation.batch(number, part), way, mesh.axis("cp")) for part in rows]
+
+
 def run_sharded(wire, situation: Situation) -> Run:
     """The program of one rank: the steps of the situation by `train_step`, watched."""
-    mesh = Mesh(situation.layout, wire)
-    chain, state = fresh(situation)
-    training, dp = situation.training, mesh.axis("dp")
+    mesh, model, training = Mesh(situation.layout, wire), situation.model, situation.training
+    chain = frozen(fill.model(model, mesh, training.seed, around=frozen_seams))
+    state = first_state(situation, chain, cut=lambda name, dims: cut(model, dims, mesh))
+    first = mesh.axis("dp", "cp").index == 0
     steps, digests = [], []
     with watch.watching(watch.Ledger()) as ledger, watch.watching(Points(chain)) as points:
         for number in range(training.steps):
-            rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
-            state, report = train_step(chain, state, [situation.batch(number, part) for part in rows], mesh, training)
-            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(),
+            batches = batches_of(situation, mesh, number)
+            state, report = train_step(chain, state, batches, mesh, training)
+            index = np.concatenate([fill.tokens_here(mesh)(batch).index for batch in batches])
+            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), index,
                         points.gradients, state)
-            digests.append({name: digest(array) for name, array in leaves({"gradient": step.gradients, **state._asdict()})})
-            steps.append(step if dp.index == 0 else step._replace(gradients={}, state=None))
+            digests.append(digests_of(step))
+            steps.append(step if first else step._replace(gradients={}, state=None))
     sent = {key[1:]: (ledger.messages[key], ledger.bytes[key]) for key in ledger.messages if key[0] == "send"}
-    return Run(steps, digests, dict(ledger.peak), sent)
+    return Run(steps, digests, dict(ledger.peak), sent, dict(ledger.flops))
+
+
+def digests_of(step: Step) -> dict[tuple[str, str, str], str]:
+    """(store, layer, parameter) -> digest, of all that replicas must share."""
+    stores = {"gradients": step.gradients, "params": step.state.params, "m": step.state.m, "v": step.state.v}
+    return {(store, layer, name): digest(array) for store, layers in stores.items() for layer, group in layers.items()
+            for name, array in group.items()}
 
 
 def digest(array) -> str:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refpar.corpus import Batch, packed
+from refpar.corpus import Batch
 from refpar.nn.attention import EVERYTHING, places, visible
 from refpar.nn.dropout import attention_dropout
+from refpar.oracle.packed import packed
 from refpar.oracle.properties_nn import with_pads
 
 

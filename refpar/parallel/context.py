@@ -1,9 +1,9 @@
 """Context parallelism of attention: every rank has some tokens of each row, and their queries need the keys of all.
 
 Four fillings of the seam `core` (`nn/attention.py`) that let keys or queries travel; `parallel/ulysses.py` has those that cut heads
-instead.  Each is `blocks.partial` over the keys of one rank after the other, and `blocks.merge` of the results (law 5).  In backward
-the merged lse, and delta = rowsum(dout * out) of the merged out, make each rank's keys an addend by itself.  Who sees whom
-is told by places alone: a rank knows its own from the batch, and those of any other from `batch.whole` and the order `way`.
+instead.  Each is `blocks.partial` over the keys of one rank after the other, and `blocks.merge` of the results (law 5).  In
+backward the merged lse, and delta = rowsum(dout * out) of the merged out, make each rank's keys an addend by itself.  Who sees
+whom is told by places alone: a rank knows its own from the batch, and those of any other from `batch.whole` and the order `way`.
 
 Elements sent by rank i, with T_j = B S_j 2KE of keys and values and Q_j = B S_j H of heads on rank j, T and Q their sums, exactly:
 
@@ -72,8 +72,8 @@ def attend_backward(among: Pair, dout, saved: dict, batch):
 
 
 def seam(among: Pair) -> Pair:
-    """The filling of `core`.  What is handed on is this rank's own keys: a later part of the rows would need those of all ranks, and
-    is refused."""
+    """The filling of `core`.  What is handed on is this rank's own keys: a later part of the rows would need those of all ranks,
+    and is refused."""
     def forward(q, k, v, batch, before):
         require_first(before, batch)
         after = extend(before, k, v, batch)
@@ -91,8 +91,8 @@ def require_first(before: dict, batch):
     """ValueError unless the batch is a part of whole rows, and nothing lies before them."""
     whole_of(batch)
     if before["k"].shape[1]:
-        raise ValueError(f"context parallelism: {before['k'].shape[1]} keys lie before the tokens, and there must be none: rows are "
-                         f"cut over cp and cannot be cut into slices too")
+        raise ValueError(f"context parallelism: {before['k'].shape[1]} keys lie before the tokens, and there must be none: rows "
+                         f"are cut over cp and cannot be cut into slices too")
 
 
 def ring(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:

@@ -25,16 +25,16 @@ def travel(x, axis, shapes):
     x = np.asarray(x, order="C")
     for hop in range(axis.size):
         owner = (axis.index - hop) % axis.size
-        coming, moving = x, []
+        received, moving = [x][:hop], []                            # at hop 0 it is mine
         if hop + 1 < axis.size:
-            coming = np.empty(shapes[(owner - 1) % axis.size], x.dtype)
+            received.append(np.empty(shapes[(owner - 1) % axis.size], x.dtype))
             with watch.calling(axis, "travel"):
-                moving = [axis.irecv(coming, left), axis.isend(x, right)]
-        watch.held("received", [x, coming][hop == 0:])
+                moving = [axis.irecv(received[-1], left), axis.isend(x, right)]
+        watch.held("received", received)
         yield owner, x
         for request in moving:
             request.wait()
-        x = coming
+        x = received[-1] if moving else x
 
 
 def round_trip(x, axis, shapes, visit: Callable, homeward, join: Callable = np.add):
@@ -53,11 +53,13 @@ def round_trip(x, axis, shapes, visit: Callable, homeward, join: Callable = np.a
             with watch.errand(axis.name, "round_trip"):
                 expected = [(axis.irecv(more, left), more)]         # what my left neighbour sends on after this visit
         share = _joined(visit(owner, here), coming, join)
+        for request in going:
+            request.wait()
         if owner == axis.index:
             mine = share
         else:
             with watch.errand(axis.name, "round_trip"):
-                going.append(axis.isend(np.asarray(share, order="C"), right))
+                going = [axis.isend(np.asarray(share, order="C"), right)]
         coming = expected
     for request in going:
         request.wait()

@@ -14,7 +14,8 @@ Elements sent by rank i of a group, where rank j has S_j tokens, and h_j query a
     forward     B E S_i sum over j != i of (h_j + 2 k_j), for q, k and v; and B E h_i sum over j != i of S_j, for out
     backward    as much, each the other way round: B E S_i sum h_j for dout; B E (h_i + 2 k_i) sum S_j for dq, dk and dv
 
-(for even sizes: (c-1)/c B S/c (2H + 2K) E each way), and what the ring across sends, with the tokens of a group for those of a rank.
+(for even sizes: (c-1)/c B S/c (2H + 2K) E each way), and what the ring across sends, with the tokens of a group for those of a
+rank.
 """
 from __future__ import annotations
 
@@ -58,11 +59,12 @@ def group_size(ranks: int, kv_heads: int) -> int:
 def to_heads(arrays, cuts, axis, tokens) -> list:
     """Arrays [B, S_i, heads, ...], all tokens of this rank -> [B, S', some heads, ...], all tokens of the axis.
 
-    cuts: for each rank, the heads that it gets of each array; they may overlap, or be none.  tokens: S_j of each rank.  One exchange.
+    cuts: for each rank, the heads that it gets of each array; they may overlap, or be none.  tokens: S_j of each rank.  One
+    exchange.
     """
-    blocks = [np.concatenate([x[:, :, part] for x, part in zip(arrays, cut)], axis=2) for cut in cuts]
-    rows, _, heads, *width = blocks[axis.index].shape
-    arrived = exchange(blocks, axis, [(rows, length, heads, *width) for length in tokens])
+    sent = [np.concatenate([x[:, :, part] for x, part in zip(arrays, cut)], axis=2) for cut in cuts]
+    rows, _, heads, *width = sent[axis.index].shape
+    arrived = exchange(sent, axis, [(rows, length, heads, *width) for length in tokens])
     return np.split(np.concatenate(arrived, axis=1), _ends(cuts[axis.index]), axis=2)
 
 

@@ -1,8 +1,8 @@
 """What attention over context-parallel ranks sends: formulas for one rank, forward and backward, exact for any sizes.
 
 They are those told in `parallel/context.py` and `parallel/ulysses.py`, made of those of `plan/volume.py`: to travel round a ring is
-what an all_gather does, to come home a reduce_scatter.  The survey's table 3 has 4 (c-1)/c B S K E for the forward of a ring: half of
-it is sent, half received, of K and V each; backward it leaves out.
+what an all_gather does, to come home a reduce_scatter.  The survey's table 3 has 4 (c-1)/c B S K E for the forward of a ring: half
+of it is sent, half received, of K and V each; backward it leaves out.
 """
 from __future__ import annotations
 

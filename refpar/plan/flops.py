@@ -1,0 +1,99 @@
+"""Floating-point operations of a training step, by layer and term, on each rank; and the work that ranks do twice.
+
+Counted are matrix products, 2mnk each.  A linear map is three of them, forward and two backward, so 6 operations for each token and
+weight.  Attention computes two products forward and five backward on each pair of tokens that its blocks look at, also where one
+of the pair is hidden.  The terms of the scans are those of `nn/ssd.py` and `nn/selective.py`.
+
+What all ranks do together is what the single process does, and beside it, by name:
+
+    k, v            where tp has more ranks than key heads, each rank of a run projects its group's keys and values
+    B, C, C B'      the same where tp has more ranks than Mamba-2 has groups
+    attention       a block is as wide as the widest of its rows: who has other rows together computes other hidden pairs
+"""
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from refpar.config import Layout, Model
+from refpar.nn.attention import places
+from refpar.nn.blocks import blocks
+from refpar.nn.build import build
+from refpar.nn.init import TAPS
+from refpar.plan.activations import held
+
+Work = dict[str, int]           # "mamba2 C B'" -> operations
+
+
+def work(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+    """Forward and backward of one micro-batch on a rank with index `tp`, by kind of layer and term."""
+    kinds, total = ("embedding", *model.pattern * model.blocks, "norm", "head"), {}
+    for kind in dict.fromkeys(kinds):
+        here = linears(model, layout, tp, batch, kind) | OTHERS.get(kind, _none)(model, layout, tp, batch, dtype)
+        total |= {f"{kind} {term}": flops * kinds.count(kind) for term, flops in here.items()}
+    return total
+
+
+def together(parts: list[Work]) -> Work:
+    """The sum of several works."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
+
+
+def linears(model: Model, layout: Layout, tp: int, batch, kind: str) -> Work:
+    """6 operations for each token and each weight of a matrix that is here."""
+    return {name: 6 * batch.tokens.size * math.prod(held(model, layout, tp, word) for word in dims.split())
+            for name, dims in matrices(model, kind).items()}
+
+
+@cache
+def matrices(model: Model, kind: str) -> dict[str, str]:
+    """The parameters of a kind of layer that are matrices of a linear map, and their dims."""
+    layer = next(layer for name, layer in build(model).layers if name.endswith(f".{kind}"))
+    tables = ("position", *(("table",) if kind == "embedding" else ()))
+    return {name: dims for name, dims in layer.dims.items()
+            if len(dims.split()) > 1 and name not in (*TAPS, *tables, "A_log")}
+
+
+# -------------------------------------------------------------------------------------------------------- what is no linear map
+
+def attention(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+    """7 products over the pairs of tokens that the blocks look at."""
+    if model.cut:
+        return {}
+    heads = held(model, layout, tp, "H/tp")
+    looked = sum(math.prod(part.stop - part.start for part in (block.rows, block.queries, block.keys))
+                 for block in blocks(places(batch), places(batch), heads, np.dtype(dtype), model.reach))
+    return {"pairs of tokens": 7 * 2 * looked * heads * model.head_width}
+
+
+def mamba1(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+    """Each token reads the state, and backward that and twice the gradient of what enters it."""
+    if model.cut:
+        return {}
+    state = 2 * batch.tokens.size * model.state * held(model, layout, tp, "I/tp")
+    return {"C h": 2 * state, "B X": 2 * state}
+
+
+def mamba2(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+    """Chunk by chunk; the last may be shorter."""
+    if model.cut:
+        return {}
+    rows, columns = batch.tokens.shape
+    lengths = [min(model.chunk, columns - begin) for begin in range(0, columns, model.chunk)]
+    squares, chunks = sum(length**2 for length in lengths), len(lengths)
+    groups, channels, N = held(model, layout, tp, "G/tp"), held(model, layout, tp, "MP/tp"), model.state
+    return {"C B'": 4 * 2 * rows * squares * groups * N,
+            "(C B' o decay) X": 3 * 2 * rows * squares * channels,
+            "chunk states": 4 * 2 * rows * columns * channels * N,
+            "C h": 3 * 2 * rows * columns * channels * N,
+            "inter-chunk": 2 * 2 * rows * chunks * channels * N}
+
+
+def _none(*_) -> Work:
+    return {}
+
+
+OTHERS = {"attention": attention, "mamba1": mamba1, "mamba2": mamba2}
