@@ -10,12 +10,8 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-<<<<<<< HEAD
-from refpar.oracle import properties, properties_comm, properties_nn, properties_state
-=======
-from refpar.oracle import properties, properties_comm, properties_cp, properties_nn
+from refpar.oracle import properties, properties_comm, properties_cp, properties_nn, properties_state
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
->>>>>>> main
 from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.faults_state import STATE_OVER_RANKS
 from refpar.oracle.plant import Fault
@@ -177,11 +173,7 @@ MASKS = (
           run(dp=1, rows=2, documents=(5, 16)), run(dp=1, rows=2), "document_isolation"),
 )
 
-<<<<<<< HEAD
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + STATE_OVER_RANKS
-=======
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + CONTEXT_PARALLEL
->>>>>>> main
+FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + CONTEXT_PARALLEL + STATE_OVER_RANKS
 
 
 def fault_named(name: str) -> Fault:
@@ -194,9 +186,5 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-<<<<<<< HEAD
-    rooms = (properties, properties_comm, properties_nn, properties_state)
-=======
-    rooms = (properties, properties_comm, properties_nn, properties_cp)
->>>>>>> main
+    rooms = (properties, properties_comm, properties_nn, properties_cp, properties_state)
     return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

@@ -1,8 +1,8 @@
 """What a Mamba layer over context-parallel ranks sends: formulas for one rank, forward and backward, exact for any sizes.
 
-They are those told in `parallel/state.py`, `parallel/heads.py` and `parallel/reorder.py`.  The survey's table 3 has an all_gather of
-the state for cp, of cost O(D N c); refpar's own is c-1 summaries of B M (1 + P N) numbers, decay and state, and the conv's tails, of
-which the survey says nothing.
+They are those told in `parallel/state.py`, `parallel/heads.py` and `parallel/reorder.py`.  The survey's table 3 has an
+all_gather of the state for cp, of cost O(D N c); refpar's own is c-1 summaries of B M (1 + P N) numbers, decay and state, and the
+conv's tails, of which the survey says nothing.
 """
 from __future__ import annotations
 
