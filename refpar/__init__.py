@@ -15,6 +15,8 @@ layer       one entry of the chain: a mixer (attention, Mamba-1, Mamba-2) or an 
 block       the pattern of layers that a model repeats
 seam        a place in a layer where data of another rank may be needed; its filling is a pair, forward and backward
 saved       what forward keeps for backward
+stage       a run of the chain's layers that one rank of pp holds; a rank may hold several
+slot        what a rank runs as one in a schedule: an op (F, B, W or BW of a stage and micro-batch), or a pair of them
 settle      multiply out the weight gradients that backward left as products
 
 Letters (the survey's and the papers' in brackets)

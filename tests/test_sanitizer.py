@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from strategies_comm import situations
 
 from refpar import watch
+from refpar.algorithms import ALGORITHMS
 from refpar.comm import collectives, trees
 from refpar.comm.mesh import Axis, Mesh, groups
 from refpar.comm.threads import ThreadWorld
@@ -119,6 +120,12 @@ def other_root(wire):
     trees.reduce(np.ones(3), Axis.world(wire), root=wire.rank)
 
 
+def other_algorithm(wire):
+    """Given as objects, and told by their names."""
+    known = ALGORITHMS["broadcast"]
+    collectives.broadcast(np.ones(3), Axis.world(wire), algorithm=known["chain" if wire.rank else "scattered"])
+
+
 def unequal_blocks(wire):
     rows = 3 + wire.rank
     collectives.exchange([np.ones((rows, 2))] * 2, Axis.world(wire), [(rows, 2)] * 2)
@@ -154,6 +161,8 @@ SAID = {
                  r"rank 1 calls broadcast on dp\(float32 \[3\], root 0\)  \(test_sanitizer.py line \d+, in other_call\)"],
     other_root: ["differ in root",
                  r"rank 1 calls reduce on world\(float64 \[3\], root 1, op add\)  \(test_sanitizer.py line \d+, in other_root\)"],
+    other_algorithm: ["differ in algorithm", r"rank 0 calls broadcast on world\(float64 \[3\], root 0, algorithm scattered\)",
+                      r"rank 1 calls broadcast on world\(float64 \[3\], root 0, algorithm chain\)"],
     one_less: [r"mismatch: ranks 0 and 1 must make the same calls on world, and not all have made as many",
                r"rank 0 made 2, the last broadcast on world\(float64 \[3\], root 0\)  \(test_sanitizer.py",
                "rank 1 made 1, the last broadcast"],

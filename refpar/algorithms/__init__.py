@@ -27,6 +27,7 @@ MORE = by_name({
     "reduce": [
         Algorithm("rabenseifner", lambda x, axis, task: scattered.reduce(x, axis, task.root, task.op)),
         Algorithm("chain", lambda x, axis, task: pipelined.reduce(x, axis, task.root, chain(task.p), task.segment, task.op)),
-        Algorithm("double-tree", lambda x, axis, task: pipelined.reduce(x, axis, task.root, two_trees(task.p), task.segment, task.op))],
+        Algorithm("double-tree",
+                  lambda x, axis, task: pipelined.reduce(x, axis, task.root, two_trees(task.p), task.segment, task.op))],
 })
 ALGORITHMS = {operation: known | MORE.get(operation, {}) for operation, known in choose.ALGORITHMS.items()}

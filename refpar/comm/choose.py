@@ -123,7 +123,7 @@ def algorithm(operation: str, how: str | Algorithm | None, task: Task) -> Algori
     if how is None:
         return next(one for one in known.values() if one.when(task))
     if how not in known:
-        raise ValueError(f"{operation}: there is no algorithm {how!r}; there are {', '.join(known)}, and any Algorithm as an object")
+        raise ValueError(f"{operation}: there is no algorithm {how!r}; there are {', '.join(known)}, and any Algorithm itself")
     return known[how]
 
 

@@ -1,9 +1,9 @@
 """A schedule is checked before the first message: complete, ordered, within its memory, and free of deadlock.
 
 What is wrong is told in one sentence, with the grid and the place in brackets.  Deadlock is judged for the hardest wire, on which a
-send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on
-another machine (F9 of the catalogue of faults).  What is promised is promised to a runner that, for every step in turn, posts the receives of the next step
-that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
+send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on another
+machine (F9 of the catalogue of faults).  The promise is for a runner that, for every slot in turn, posts the receives of the next
+slot that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from refpar.parallel.schedule import Op, Schedule, text
 
 
 class Rule(NamedTuple):
-    """How a runner treats messages: how many steps ahead of its own a receive is posted, how many behind it a send is waited for.
-    With (0, 0), plain blocking calls, neighbours that send to each other hang."""
+    """How a runner treats messages: how many slots that receive ahead of its own a receive is posted, and how many sends of one
+    kind and stage may be open when it goes on.  With (0, 0), plain blocking calls, neighbours that send to each other hang."""
     ahead: int = 1
     behind: int = 1
 
@@ -34,10 +34,10 @@ def check(schedule: Schedule, rule: Rule = Rule()):
 
 
 def in_flight(schedule: Schedule) -> list[list[int]]:
-    """How many ops' activations each rank holds while it runs each step: from F to W; forward alone keeps nothing."""
-    kinds = [["".join(op.kind for op in step) * schedule.backward for step in row] for row in schedule.rows]
-    return [[begun - ended for begun, ended in zip(accumulate(step.count("F") for step in row),
-                                                   accumulate((step.count("W") for step in row), initial=0))] for row in kinds]
+    """How many ops' activations each rank holds while it runs each slot: from F to W; forward alone keeps nothing."""
+    kinds = [["".join(op.kind for op in slot) * schedule.backward for slot in row] for row in schedule.rows]
+    return [[begun - ended for begun, ended in zip(accumulate(slot.count("F") for slot in row),
+                                                   accumulate((slot.count("W") for slot in row), initial=0))] for row in kinds]
 
 
 def _refuse(schedule: Schedule, sentence: str, *places: tuple[int, int]):
@@ -45,7 +45,7 @@ def _refuse(schedule: Schedule, sentence: str, *places: tuple[int, int]):
 
 
 def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
-    """Every piece of work once, on its stage's rank, and no other: (rank, index of the step) of each."""
+    """Every piece of work once, on its stage's rank, and no other: (rank, index of the slot) of each."""
     wanted = {Op(kind, stage, micro, slice) for micro in range(schedule.micros) for slice in range(schedule.slices)
               for stage in range(len(schedule.places)) if stage // schedule.depth == micro % schedule.copies
               for kind in ("FBW" if schedule.backward else "F")}
@@ -55,13 +55,14 @@ def _complete(schedule: Schedule) -> dict[Op, tuple[int, int]]:
             if part not in wanted:
                 _refuse(schedule, f"{op} on rank {rank} is no work of this schedule", (rank, at))
             if schedule.places[op.stage] != rank:
-                _refuse(schedule, f"{op} stands on rank {rank}, and rank {schedule.places[op.stage]} holds stage {op.stage}", (rank, at))
+                _refuse(schedule, f"{op} stands on rank {rank}, and rank {schedule.places[op.stage]} holds stage {op.stage}",
+                        (rank, at))
             if part in where:
                 _refuse(schedule, f"{part} is done twice", where[part], (rank, at))
             where[part] = rank, at
     for op in sorted(wanted - set(where), key=lambda op: op[::-1]):
-        rank = schedule.places[op.stage]
-        _refuse(schedule, f"{op} is missing on rank {rank}", *((rank, at) for at in range(len(schedule.rows[rank]))))
+        _refuse(schedule, f"{op} is missing on rank {schedule.places[op.stage]}",
+                *(place for part, place in where.items() if part[1:] == op[1:]))
     return where
 
 
@@ -71,31 +72,31 @@ def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
         for need in schedule.needs(op):
             there, before = where[need]
             if there == rank and before >= at:
-                _refuse(schedule, f"{op} needs {need}, which stands {'behind it' if before > at else 'in the same step'} on rank {rank}",
-                        (rank, at), (rank, before))
+                place = "behind it" if before > at else "in the same slot"
+                _refuse(schedule, f"{op} needs {need}, which stands {place} on rank {rank}", (rank, at), (rank, before))
 
 
 def _in_turn(schedule: Schedule, where: dict[Op, tuple[int, int]]):
-    """A stage takes what another rank sends to it in the order in which that one sends it: one tag for each (kind, stage) will do."""
-    latest: dict[tuple[str, int], tuple[int, int, Op]] = {}                 # (kind, stage) -> (step that sent, step that took, op)
+    """A stage takes what another rank sends to it in the order in which it is sent: one tag for each (kind, stage) will do."""
+    latest: dict[tuple[str, int], tuple[int, int, Op]] = {}                 # (kind, stage) -> (slot that sent, slot that took, op)
     for rank, at, op in schedule.ops():
         for need in schedule.needs(op):
             there, sent = where[need]
             if there != rank:
                 before, place, other = latest.get((need.kind, op.stage), (-1, at, op))
                 if sent < before:
-                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what that takes",
-                            (rank, at), (rank, place))
+                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what it "
+                            "takes", (rank, at), (rank, place))
                 latest[need.kind, op.stage] = sent, at, op
 
 
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
-    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each step is two events: it runs, when what
-    it needs has run and the step before is over; it is over, when the sends that it has to wait for are met."""
-    receives = [[at for at, step in enumerate(row) if any(where[need][0] != rank for op in step for need in schedule.needs(op))]
+    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each slot is two events: it runs, when
+    what it needs has run and the slot before is over; it is over, when the sends that it has to wait for are met."""
+    receives = [[at for at, slot in enumerate(row) if any(where[need][0] != rank for op in slot for need in schedule.needs(op))]
                 for rank, row in enumerate(schedule.rows)]
-    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, its step that receives) in turn
-    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, step, is it over) -> the events that must come first
+    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, slot that receives) in turn
+    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, slot, is it over) -> what must come first
     for rank, at, op in schedule.ops():
         waits[rank, at, False] += [(rank, at - 1, True)] * (at > 0) + [(*where[need], False) for need in schedule.needs(op)]
         waits[rank, at, True] += [(rank, at, False)]
@@ -105,7 +106,7 @@ def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
             messages.append((peer, there))
             if len(messages) > rule.behind:
                 peer, there = messages[len(messages) - 1 - rule.behind]
-                order = receives[peer].index(there) - rule.ahead            # posted when the peer comes to that step that receives
+                order = receives[peer].index(there) - rule.ahead            # posted when the peer comes to that slot that receives
                 posted = receives[peer][order] if order >= 0 else 0
                 waits[rank, at, True] += [(peer, posted - 1, True)] * (posted > 0)
     try:
@@ -117,5 +118,6 @@ def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
 def _deadlock(schedule: Schedule, circle: list[tuple[int, int, bool]]):
     """Tell a circle of events, each of which waits for the next."""
     turns = [event for event, after in zip(circle[1:], circle) if event[0] != after[0]] or circle[:1]
-    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}" for rank, at, over in turns]
+    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}"
+            for rank, at, over in turns]
     _refuse(schedule, "deadlock: " + ", waits for ".join([*told, f"rank {turns[0][0]}"]), *(event[:2] for event in turns))

@@ -1,9 +1,9 @@
-"""A pipeline schedule is data: for each rank a list of steps, and a map of which rank holds which stage (law 11).
+"""A pipeline schedule is data: for each rank a list of slots, and a map of which rank holds which stage (law 11).
 
-A step is a tuple of ops that run as one: what they need is received before it, what they make is sent after it.  Nearly all steps
+A slot is a tuple of ops that run as one: what they need is received before it, what they make is sent after it.  Nearly all slots
 have one op; DualPipe's pair, a forward and a backward of two directions that hide each other's messages, has two.  An op is a
 
-    kind        F forward, B backward to the activations, W the weight gradients that B left (law 1), or BW: both, an ordinary backward
+    kind        F forward, B backward to the activations, W the weight gradients that B left, or BW: both, an ordinary backward
     stage       counted over the whole pipeline: "virtual", because a rank may hold several
     micro       the micro-batch
     slice       of the sequence (TeraPipe), 0 where it is whole
@@ -33,15 +33,15 @@ class Op(NamedTuple):
         return [self._replace(kind=letter) for letter in self.kind]
 
 
-Step = tuple[Op, ...]
+Slot = tuple[Op, ...]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """rows: the steps of each rank.  places: stage -> rank.  bound: how many ops' activations each rank may hold, from F to W.
+    """rows: the slots of each rank.  places: stage -> rank.  bound: how many ops' activations each rank may hold, from F to W.
     backward: False where only F is run.  flush: False where a step of training does not end before the next begins (PipeDream)."""
     name: str
-    rows: tuple[tuple[Step, ...], ...]
+    rows: tuple[tuple[Slot, ...], ...]
     places: tuple[int, ...]
     micros: int
     bound: tuple[int, ...]
@@ -70,8 +70,8 @@ class Schedule:
         """The stage that takes this op's output; None at the pipeline's end, and for W."""
         return {"F": self._stage(op, +1), "W": None}.get(op.kind, self._stage(op, -1))
 
-    def _stage(self, op: Op, step: int) -> int | None:
-        return op.stage + step if 0 <= op.stage % self.depth + step < self.depth else None
+    def _stage(self, op: Op, by: int) -> int | None:
+        return op.stage + by if 0 <= op.stage % self.depth + by < self.depth else None
 
     def needs(self, op: Op) -> list[Op]:
         """What must be done before this op: the giver's, the slice before (behind, in backward), and its own F or B."""
@@ -82,12 +82,12 @@ class Schedule:
             [op._replace(kind=letter, slice=slice)] * (0 <= slice < self.slices) + [op._replace(kind="F")] * (letter == "B")
 
     def ops(self) -> Iterator[tuple[int, int, Op]]:
-        """(rank, index of the step, op) of every op."""
-        return ((rank, at, op) for rank, row in enumerate(self.rows) for at, step in enumerate(row) for op in step)
+        """(rank, index of the slot, op) of every op."""
+        return ((rank, at, op) for rank, row in enumerate(self.rows) for at, slot in enumerate(row) for op in slot)
 
     def grid(self, marked: frozenset = frozenset()) -> str:
-        """A row for each rank, a column for each of its steps; the (rank, index) in `marked` stand in brackets."""
-        cells = [[f"[{text(step)}]" if (rank, at) in marked else text(step) for at, step in enumerate(row)]
+        """A row for each rank, a column for each of its slots; the (rank, index) in `marked` stand in brackets."""
+        cells = [[f"[{text(slot)}]" if (rank, at) in marked else text(slot) for at, slot in enumerate(row)]
                  for rank, row in enumerate(self.rows)]
         widths = [max((len(row[at]) for row in cells if at < len(row)), default=0) for at in range(max(map(len, cells)))]
         return "\n".join(" ".join([f"{rank}:", *(f"{cell:<{widths[at]}}" for at, cell in enumerate(row))]).rstrip()
@@ -99,6 +99,6 @@ class Schedule:
         return f"schedule {self.name} " + " ".join(f"{name}={value}" for name, value in numbers.items()) + f"\n{self.grid()}"
 
 
-def text(step: Step) -> str:
-    """A step as it prints: `2F0`, or `3F2+4BW0`."""
-    return "+".join(map(str, step))
+def text(slot: Slot) -> str:
+    """A slot as it prints: `2F0`, or `3F2+4BW0`."""
+    return "+".join(map(str, slot))

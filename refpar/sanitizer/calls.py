@@ -93,8 +93,8 @@ def name_of(dtype) -> str:
 
 
 def plain(value):
-    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy, "add" for np.add, its name for an
-    algorithm."""
+    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy, "add" for np.add, and for an
+    algorithm its name."""
     if isinstance(value, np.ufunc):
         return value.__name__
     if hasattr(value, "name"):

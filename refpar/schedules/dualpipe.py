@@ -1,7 +1,7 @@
 """DualPipe: two pipelines through the same ranks, from both ends at once (DeepSeek-V3, section 3.2.1).
 
 Each rank holds two stages, one of each copy of the model.  In the steady part it runs a forward of one direction and a
-backward of the other as one step, so that each hides the messages of the other.  Even micro-batches go down, odd ones up.
+backward of the other as one slot, so that each hides the messages of the other.  Even micro-batches go down, odd ones up.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Row:
     def __init__(self, rank: int, p: int):
         down, up = (0, rank), (1, 2 * p - 1 - rank)             # (copy, stage)
         self.way = {"near": down, "far": up} if rank < p // 2 else {"near": up, "far": down}
-        self.steps: list[tuple[Op, ...]] = []
+        self.slots: list[tuple[Op, ...]] = []
         self.next = {(kind, way): 0 for kind in "FB" for way in self.way}
         self.kept: list[Op] = []                                # W that are still to be done, oldest first
 
@@ -28,12 +28,12 @@ class _Row:
         return Op(kind, stage, micro)
 
     def add(self, *jobs: tuple[str, str]):
-        """A step of one op, or of a pair."""
-        self.steps.append(tuple(self.op(*job) for job in jobs))
+        """A slot of one op, or of a pair."""
+        self.slots.append(tuple(self.op(*job) for job in jobs))
 
     def settle(self):
         """The oldest W that was kept back."""
-        self.steps.append((self.kept.pop(0),))
+        self.slots.append((self.kept.pop(0),))
 
 
 def dualpipe(s: Sizes) -> dict:
@@ -71,5 +71,5 @@ def dualpipe(s: Sizes) -> dict:
             row.add(("B", "near"))
         while row.kept:
             row.settle()
-        rows.append(row.steps)
+        rows.append(row.slots)
     return {"rows": rows, "places": (*range(s.p), *reversed(range(s.p))), "copies": 2}

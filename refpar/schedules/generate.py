@@ -1,8 +1,8 @@
 """Schedules by name: `generate("1f1b", ranks=4, micros=8)`.  Each is data that `refpar/parallel/check.py` accepts, for any sizes.
 
 p is the number of ranks, m of micro-batches, as in the papers.  Where a paper's rule wants more micro-batches than there are, or a
-multiple of p, the schedule is made for as many as it wants and those that do not exist are left out: what was in order stays in order,
-and nobody waits for what was left out (fault F10: a warm-up longer than the micro-batches last).
+multiple of p, the schedule is made for as many as it wants and those that do not exist are left out: what was in order stays in
+order, and nobody waits for what was left out (fault F10: a warm-up longer than the micro-batches last).
 """
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def pipedream(s: Sizes) -> dict:
 
 
 def interleaved(s: Sizes) -> dict:
-    """Rank r holds the stages r, p+r, 2p+r, ...: p micro-batches go through one, then the same through the next (Narayanan 2021)."""
+    """Rank r holds the stages r, p+r, 2p+r, ...: p micro-batches go through one, then through the next (Narayanan 2021)."""
     wanted = -(-s.m // s.p) * s.p
     rounds = [(first, chunk) for first in range(0, wanted, s.p) for chunk in range(s.v)]
     rows = []
@@ -100,8 +100,8 @@ TAKES = {"interleaved": {"v"}, "zb-v": {"v"}, "sliced": {"K"}, "forward-only": {
 
 
 def generate(name: str, ranks: int, micros: int, virtual: int | None = None, slices: int | None = None) -> Schedule:
-    """The schedule of that name.  virtual: stages a rank, of interleaved (2 if not told).  slices: of the sequence, of sliced (2) and
-    forward-only (1)."""
+    """The schedule of that name.  virtual: stages a rank, of interleaved (2 if not told).  slices: of the sequence, of sliced (2)
+    and forward-only (1)."""
     if name not in GENERATORS:
         raise ValueError(f"schedule {name!r} must be one of {' '.join(GENERATORS)}")
     takes = TAKES.get(name, set())
@@ -114,8 +114,9 @@ def generate(name: str, ranks: int, micros: int, virtual: int | None = None, sli
     K = 1 if "K" not in takes else slices if slices is not None else 1 + (name == "sliced")
     sizes = Sizes(ranks, micros, v, K)
     if min(sizes) < 1:
-        raise ValueError(f"schedule {name}: {ranks} ranks, {micros} micro-batches, {v} virtual stages and {K} slices must be at least 1")
+        raise ValueError(f"schedule {name}: {ranks} ranks, {micros} micro-batches, {v} virtual stages and {K} slices: each must be "
+                         "at least 1")
     made = {"places": tuple(range(ranks)), "slices": K} | GENERATORS[name](sizes)
-    steps = (((op,) if isinstance(op, Op) else op for op in row) for row in made.pop("rows"))
-    rows = tuple(tuple(kept for step in row if (kept := tuple(op for op in step if op.micro < micros))) for row in steps)
+    slots = (((op,) if isinstance(op, Op) else op for op in row) for row in made.pop("rows"))
+    rows = tuple(tuple(kept for slot in row if (kept := tuple(op for op in slot if op.micro < micros))) for row in slots)
     return Schedule(name, rows, micros=micros, bound=held(name, sizes), **made)

@@ -1,15 +1,15 @@
-"""A schedule in time: when each step runs, if F, B and W take given times.
+"""A schedule in time: when each slot runs, if F, B and W take given times.
 
-A step starts when its rank is free and all that its ops need is there: at the end of the op that made it, and a latency later where that
-op ran on another rank.  A message takes nobody's time (it is sent by a copy engine), so that a send never holds up its rank.
-Times may be whole numbers or Fractions, and then everything here is exact.
+A slot starts when its rank is free and all that its ops need is there: at the end of the op that made it, and a latency later where
+that op ran on another rank.  A message takes nobody's time, so that a send never holds up its rank.  Times may be whole numbers or
+Fractions, and then everything here is exact.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from refpar.parallel.schedule import Op, Schedule, Step
+from refpar.parallel.schedule import Op, Schedule, Slot
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Costs:
         costs = [getattr(self, letter) for letter in op.kind]
         return sum(cost[op.stage] if isinstance(cost, (list, tuple)) else cost for cost in costs)
 
-    def step(self, step: Step):
-        """The time of a step."""
-        return self.pair if len(step) > 1 and self.pair is not None else sum(map(self.op, step))
+    def slot(self, slot: Slot):
+        """The time of a slot."""
+        return self.pair if len(slot) > 1 and self.pair is not None else sum(map(self.op, slot))
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """times: for each rank the (start, end) of each of its steps."""
+    """times: for each rank the (start, end) of each of its slots."""
     schedule: Schedule
     times: tuple[tuple[tuple, ...], ...]
 
@@ -77,14 +77,14 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:
         moved = False
         for rank, row in enumerate(schedule.rows):
             while len(times[rank]) < len(row):
-                step = row[len(times[rank])]
-                needs = [need for op in step for need in schedule.needs(op)]
+                slot = row[len(times[rank])]
+                needs = [need for op in slot for need in schedule.needs(op)]
                 if not all(need in done for need in needs):
                     break
                 ready = [done[need][1] + costs.latency * (done[need][0] != rank) for need in needs]
                 start = max([*ready, times[rank][-1][1] if times[rank] else 0])
-                end = start + costs.step(step)
+                end = start + costs.slot(slot)
                 times[rank].append((start, end))
-                done |= {part: (rank, end) for op in step for part in op.parts}
+                done |= {part: (rank, end) for op in slot for part in op.parts}
                 moved = True
     return Timeline(schedule, tuple(map(tuple, times)))

@@ -26,16 +26,15 @@ class _Row:
 
 
 def zb_v(s: Sizes) -> dict:
-    """Warm-up, a steady round of down and up, and an end that W fills; made for at least 2p-1 micro-batches."""
-    wanted = max(s.m, 2 * s.p - 1)
+    """Warm-up, a steady round of down and up, and an end that W fills; the warm-up is always that of 2p-1 micro-batches."""
     rows = []
     for rank in range(s.p):
         row, before = _Row(rank, s.p), s.p - rank               # ranks from here to the turning point
         row.add(*[("F", "down")] * (2 * before - 1))
         row.add(*[("F", "up"), ("F", "down")] * rank)
         row.add(*[("F", "up"), ("B", "up"), ("W", "up")] * before)
-        while row.next["F", "up"] < row.next["F", "down"] or row.next["F", "down"] < wanted:
-            row.add(*[("F", "down")] * (row.next["F", "down"] < wanted), ("B", "down"), ("W", "down"))
+        while row.next["F", "up"] < row.next["F", "down"] or row.next["F", "down"] < s.m:
+            row.add(*[("F", "down")] * (row.next["F", "down"] < s.m), ("B", "down"), ("W", "down"))
             row.add(("F", "up"), ("B", "up"), ("W", "up"))
         row.add(*[("B", "down"), ("B", "up")] * rank)
         row.add(*[("B", "down"), ("W", "down")] * before)

@@ -20,14 +20,15 @@ def draw(schedule: Schedule, costs: Costs = Costs()) -> str:
 
 
 def chart(line: Timeline) -> list[str]:
-    """The rows: as many columns for the shortest step as its name needs, and others in proportion."""
-    steps = [(text(step), end - start) for row, times in zip(line.schedule.rows, line.times) for step, (start, end) in zip(row, times)]
-    unit = max(((len(name) + 1) / time for name, time in steps if time > 0), default=1)
+    """The rows: as many columns for the shortest slot as its name needs, and others in proportion."""
+    slots = [(text(slot), end - start) for row, times in zip(line.schedule.rows, line.times)
+             for slot, (start, end) in zip(row, times)]
+    unit = max(((len(name) + 1) / time for name, time in slots if time > 0), default=1)
     rows = []
     for rank, (row, times) in enumerate(zip(line.schedule.rows, line.times)):
         drawn = ""
-        for step, (start, end) in zip(row, times):
-            drawn += idle(round(start * unit) - len(drawn)) + f"{text(step):<{round(end * unit) - round(start * unit)}}"
+        for slot, (start, end) in zip(row, times):
+            drawn += idle(round(start * unit) - len(drawn)) + f"{text(slot):<{round(end * unit) - round(start * unit)}}"
         shown = f"rank {rank:<{len(str(len(line.times) - 1))}}  {drawn}{idle(round(line.makespan * unit) - len(drawn))}".rstrip()
         rows.append(shown if len(shown) <= WIDTH else f"{shown[:WIDTH - 4]} ...")
     return rows
