@@ -9,8 +9,8 @@ from refpar.oracle.situation_state import StateSituation
 @cache
 @st.composite
 def situations(draw, most: int = 6):
-    """Whole situations; every field is drawn.  Rows shorter than the ranks, and shards shorter than the conv, are as likely as longer
-    ones."""
+    """Whole situations; every field is drawn.  Rows shorter than the ranks, and shards shorter than the conv, are as likely as
+    longer ones."""
     groups = draw(st.sampled_from((2, 1, 3, 4)))
     return StateSituation(
         draw(st.sampled_from(("mamba2", "mamba1"))), draw(st.sampled_from(("gather", "chain", "scan", "heads"))),

@@ -4,6 +4,7 @@ import strategies
 import strategies_comm
 import strategies_cp
 import strategies_reshard
+import strategies_state
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ DRAWN = {
     **dict.fromkeys(("fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4, most_stages=1)),
     "context_attention": strategies_cp.situations(4),
     "pieces_cover": st.integers(0, 2**34),
+    "context_state": strategies_state.situations(),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
 

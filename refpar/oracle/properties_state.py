@@ -14,8 +14,9 @@ from refpar.nn.mamba1 import mamba1_layer
 from refpar.nn.mamba2 import mamba2_layer
 from refpar.nn.product import settle
 from refpar.nn.seams import Layer, Seams
+from refpar.oracle.freeze import frozen_layer, frozen_seams
 from refpar.oracle.properties_comm import require
-from refpar.oracle.properties_nn import alike
+from refpar.oracle.properties_nn import alike, same
 from refpar.oracle.situation_state import StateSituation
 from refpar.parallel.heads import cuts_of
 from refpar.parallel.mamba import in_runs, mamba_seams, reorders
@@ -38,7 +39,8 @@ class Told(NamedTuple):
 def run_rank(wire, situation: StateSituation, changed=None) -> Told:
     """The program of one rank: fill the seams, cut what it holds, go down and up."""
     s, cp = situation, Axis("cp", tuple(range(wire.size)), wire.rank, wire, situation.node)
-    layer = LAYERS[s.kind](s.model, Seams(**mamba_seams(s.model, s.kind, cp, s.option, s.way)))
+    fill = frozen_seams(lambda name, kind: Seams(**mamba_seams(s.model, kind, cp, s.option, s.way)))
+    layer = frozen_layer(LAYERS[s.kind](s.model, fill("", s.kind)))
     if reorders(s.kind, s.option, s.way):
         layer = in_runs(layer, cp, s.way)
     mine = columns(s.way, s.length, cp.size, cp.index)
@@ -81,7 +83,7 @@ def in_rows(situation: StateSituation, shards: list) -> np.ndarray:
 
 def nest(told: Told) -> dict:
     """By name; what is made of one another stands under one name, and has one scale."""
-    return {"out": told.out, "dx": told.dx, "after": {"it": told.after}, "before": {"it": told.before}, "gradient": {"it": told.grads}}
+    return {"out": told.out, "dx": told.dx} | {name: {"it": getattr(told, name)} for name in ("after", "before", "grads")}
 
 
 def unsharded(situation: StateSituation, tells: list[Told]) -> Told:
@@ -89,16 +91,14 @@ def unsharded(situation: StateSituation, tells: list[Told]) -> Told:
     added = {field: {name: sum(getattr(told, field)[name] for told in tells) for name in getattr(tells[0], field)}
              for field in ("after", "before", "grads")}
     if situation.option != "heads":
-        for rank, told in enumerate(tells):
-            for name in told.after:
-                same = (np.array_equal(told.after[name], tells[0].after[name])
-                        and np.array_equal(told.before[name], tells[0].before[name]))
-                require(same, f"{name} behind the rows, or its gradient before them, is not the same on ranks 0 and {rank}, in {situation}")
-        added |= {"after": tells[0].after, "before": tells[0].before}
+        for field in ("after", "before"):
+            added[field] = getattr(tells[0], field)
+            for rank, told in enumerate(tells):
+                same(getattr(told, field), added[field], f"from rank 0 to rank {rank}, in {situation}, {field}")
     elif situation.kind == "mamba2":
         added["after"] = {name: np.zeros_like(array) for name, array in tells[0].after.items()}
         for told, cut in zip(tells, cuts_of(situation.model, situation.heads, situation.groups, situation.ranks)):
-            for name, part in cut.sliced(told.after, cut.states).items():               # a run's ranks have the same tails of B and C
+            for name, part in cut.sliced(told.after, cut.states).items():           # a run's ranks have the same tails of B and C
                 added["after"][name][cut.index(cut.states[name])] = part
     else:
         added["after"]["conv"], added["before"]["conv"] = tells[0].after["conv"], tells[0].before["conv"]

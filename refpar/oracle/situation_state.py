@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from refpar.config import PRESETS, Model
-from refpar.corpus import Batch, packed
+from refpar.corpus import Batch
+from refpar.oracle.packed import packed
 from refpar.oracle.properties_nn import with_pads
 
 
@@ -32,8 +33,8 @@ class StateSituation:
 
     @property
     def model(self) -> Model:
-        return replace(PRESETS[f"{self.kind}-uneven"], blocks=1, width=6, ssm_heads=self.heads, ssm_head_width=3, groups=self.groups,
-                       state=2, inner=self.heads, dt_rank=2, conv=self.conv, chunk=self.chunk)
+        return replace(PRESETS[f"{self.kind}-uneven"], blocks=1, width=6, ssm_heads=self.heads, ssm_head_width=3,
+                       groups=self.groups, state=2, inner=self.heads, dt_rank=2, conv=self.conv, chunk=self.chunk)
 
     @property
     def length(self) -> int:

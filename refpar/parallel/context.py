@@ -30,7 +30,7 @@ from refpar.nn import blocks
 from refpar.nn.attention import EVERYTHING, extend, places, share_out
 from refpar.nn.blocks import Attended, finish, identity, merge
 from refpar.nn.seams import Pair
-from refpar.parallel.order import together
+from refpar.parallel.order import together, whole_of
 from refpar.parallel.travel import rings
 
 
@@ -89,8 +89,7 @@ def seam(among: Pair) -> Pair:
 
 def require_first(before: dict, batch):
     """ValueError unless the batch is a part of whole rows, and nothing lies before them."""
-    if batch.whole is None:
-        raise ValueError("context parallelism: the batch must be a part of whole rows and know them, as order.part_of makes it")
+    whole_of(batch)
     if before["k"].shape[1]:
         raise ValueError(f"context parallelism: {before['k'].shape[1]} keys lie before the tokens, and there must be none: rows "
                          f"are cut over cp and cannot be cut into slices too")

@@ -1,26 +1,26 @@
 """Context parallelism of Mamba by heads: some tokens with all heads become all tokens with some heads, and back.
 
 Ulysses' exchange (`parallel/ulysses.py`), for a conv and a scan: behind it each rank has whole rows, so nothing of the past is
-missing and no state is passed on.  Whatever order the residual stream has, zig-zag too, the rows are put in their own: a permutation
-of what a rank has, which sends nothing.
+missing and no state is passed on.  Whatever order the residual stream has, zig-zag too, the rows are put in their own: a
+permutation of what a rank has, which sends nothing.
 
     Mamba-2, the seam `mix`     x, dt by heads, B, C by groups; y comes back
-    Mamba-1, the seam `scan`    x, dt by channels, B, C whole by an all_gather, for they have no heads; y comes back.  Its conv stands
-                                before the projections to B and C, at the tokens, and passes its tail on by a `carry`
+    Mamba-1, the seam `scan`    x, dt by channels, B, C whole by an all_gather, for they have no heads; y comes back.  Its conv
+                                stands before the projections to B and C, at the tokens, and hands on its tail by a `carry`
 
 Heads are cut in whole groups.  Where there are more ranks than groups, a run of ranks shares the heads of one, whose B and C go to
-all of the run that have any, and the gradients from all of them are added.  Weights are sliced in forward, and their gradients laid
-into zeros.  So is what lies before the rows and behind, for which nothing is sent: each rank reads and writes that of its own heads,
-all ranks of a run the tails of its group's B and C.  Gradients of it are addends, zeros where a rank has no part.
+all of the run that have any, and the gradients from all of them are added.  Weights are sliced in forward, and their gradients
+laid into zeros.  So is what lies before the rows and behind, for which nothing is sent: each rank reads and writes that of its own
+heads, all ranks of a run the tails of its group's B and C.  Gradients of it are addends, zeros where a rank has no part.
 
-Elements sent by rank i, where rank j has S_j tokens, and m_j heads and g_j groups of this tp rank's after the exchange:
+Elements sent by rank i, where rank j has S_j tokens, and after the exchange m_j heads and g_j groups of this tp rank's:
 
-    Mamba-2     forward  B S_i sum over j != i of (m_j (P+1) + 2 g_j N); and B m_i P sum over j != i of S_j, for y
-                backward B S_i sum m_j P, for dy; and B (m_i (P+1) + 2 g_i N) sum S_j
-    Mamba-1     forward  B S_i sum 2 I_j; the all_gather of B S_j 2N; B I_i sum S_j.    backward: B S_i sum I_j; B 2 I_i sum S_j; the
-                reduce_scatter of B S_j 2N
+    Mamba-2     forward     B S_i sum over j != i of (m_j (P+1) + 2 g_j N); and B m_i P sum over j != i of S_j, for y
+                backward    B S_i sum m_j P, for dy; and B (m_i (P+1) + 2 g_i N) sum S_j
+    Mamba-1     forward     B S_i sum 2 I_j; the all_gather of B S_j 2N; and B I_i sum S_j, for y
+                backward    B S_i sum I_j, for dy; B 2 I_i sum S_j; and the reduce_scatter of B S_j 2N
 
-with c-1 messages for each exchange.  They grow with the sequence, those of `parallel/state.py` do not.
+with c-1 messages for each exchange.  They grow with the sequence; those of `parallel/state.py` do not.
 Source: Megatron-LM's `mamba_context_parallel.py` for Mamba-2; Jacobs et al. 2023, "DeepSpeed Ulysses".
 """
 from __future__ import annotations
@@ -32,7 +32,7 @@ from refpar.config import Model, share
 from refpar.nn import mamba1, mamba2
 from refpar.nn.seams import ALONE, Pair
 from refpar.nn.ssm import left_out
-from refpar.parallel.order import columns
+from refpar.parallel.order import columns, whole_of
 from refpar.parallel.ulysses import head_parts, to_heads, to_tokens
 
 TOKENS = 1              # the dim of tokens in [B, S, ...]
@@ -42,7 +42,7 @@ class Standing:
     """Where the tokens of a batch's rows stand, with `way` the order of the stream."""
 
     def __init__(self, cp, way: str, batch):
-        held = [columns(way, batch.whole.tokens.shape[1], cp.size, rank) for rank in range(cp.size)]
+        held = [columns(way, whole_of(batch).tokens.shape[1], cp.size, rank) for rank in range(cp.size)]
         self.tokens, self.held = [len(some) for some in held], np.concatenate(held)
         self.natural, self.cp = np.argsort(self.held), cp
 
@@ -70,7 +70,7 @@ class Cut:
     def __init__(self, config: Model, heads: slice, groups: slice):
         self.config, self.units = config, {"M": heads, "G": groups}
         self.dims = {name: dims for name, dims in mamba2.dims_of(config).items() if name in mamba2.MIX}
-        self.states = {name: f"B W {self.dims[name].split()[1]}" for name in ("conv_x", "conv_B", "conv_C")} | {"state": "B M/tp P N"}
+        self.states = {"conv_x": "B W MP", "conv_B": "B W GN", "conv_C": "B W GN", "state": "B M P N"}
 
     def along(self, word: str) -> slice:
         """My part of a dim: "MP/tp" -> the channels of my heads; all of a dim without heads."""
@@ -124,7 +124,8 @@ def by_heads(config: Model, cp, way: str) -> Pair:
         streams, mine, inner = cut(w)
         standing = Standing(cp, way, batch)
         some, = standing.rows([dy], [(each[0],) for each in streams])
-        inputs, dbefore, grads = inner.backward(some, mine.sliced(dafter, mine.states), saved, mine.sliced(w, mine.dims), batch.whole)
+        after = mine.sliced(dafter, mine.states)
+        inputs, dbefore, grads = inner.backward(some, after, saved, mine.sliced(w, mine.dims), batch.whole)
         widths = [w[name].shape[1] for name in ("conv_x", "conv_B", "conv_C")] + [len(w["A_log"])]
         inputs = standing.stream(inputs, streams, widths)
         return tuple(inputs), mine.laid(dbefore, mine.states, dafter), mine.laid(grads, mine.dims, w)

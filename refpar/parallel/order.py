@@ -58,3 +58,10 @@ def together(whole: Batch, way: str, ranks: int, some) -> Batch:
 def part_of(batch: Batch, way: str, cp) -> Batch:
     """This cp rank's part of a batch of whole rows."""
     return together(batch, way, cp.size, [cp.index])
+
+
+def whole_of(batch: Batch) -> Batch:
+    """The whole rows that a batch is a part of; ValueError if it knows none."""
+    if batch.whole is None:
+        raise ValueError("context parallelism: the batch must be a part of whole rows and know them, as order.part_of makes it")
+    return batch.whole

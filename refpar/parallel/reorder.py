@@ -1,9 +1,9 @@
 """Tokens brought from one order over cp to another: a stream that attention wants in zig-zag, led through a conv and a scan, which
 want each rank to have one run of it.
 
-Every token is sent once, to the rank that will hold it, if that is another; c-1 messages of rank i, maybe empty, and B D elements for
-each of its tokens that will be another's (from zig-zag to contiguous, for c ranks of one size: all but about 1/c of them, twice a
-layer, in forward and in backward).  A permutation's transpose is its inverse: the pair leads in and out, in both directions.
+Every token is sent once, to the rank that will hold it, if that is another: c-1 messages of rank i, some empty, and B D elements
+for each column that leaves it.  (From zig-zag to contiguous, c ranks of one size: all but about 1/c of them, twice a layer, in
+forward and in backward.)  A permutation's transpose is its inverse: the pair leads in and out, in both directions.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from refpar import watch
 from refpar.comm.collectives import exchange
 from refpar.nn.seams import Layer, Pair
-from refpar.parallel.order import columns
+from refpar.parallel.order import columns, whole_of
 
 
 def order(cp, was: str, now: str) -> Pair:
@@ -24,7 +24,7 @@ def order(cp, was: str, now: str) -> Pair:
 
 
 def _brought(x, batch, cp, was: str, now: str):
-    length = batch.whole.tokens.shape[1]
+    length = whole_of(batch).tokens.shape[1]
     held, wanted = ([columns(way, length, cp.size, rank) for rank in range(cp.size)] for way in (was, now))
     leaving = [x[:, np.isin(held[cp.index], some)] for some in wanted]
     coming = [some[np.isin(some, wanted[cp.index])] for some in held]                   # columns, rank by rank

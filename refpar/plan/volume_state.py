@@ -1,8 +1,8 @@
 """What a Mamba layer over context-parallel ranks sends: formulas for one rank, forward and backward, exact for any sizes.
 
-They are those told in `parallel/state.py`, `parallel/heads.py` and `parallel/reorder.py`.  The survey's table 3 has an all_gather of
-the state for cp, of cost O(D N c); refpar's own is c-1 summaries of B M (1 + P N) numbers, decay and state, and the conv's tails, of
-which the survey says nothing.
+They are those told in `parallel/state.py`, `parallel/heads.py` and `parallel/reorder.py`.  The survey's table 3 has an
+all_gather of the state for cp, of cost O(D N c); refpar's own is c-1 summaries of B M (1 + P N) numbers, decay and state, and the
+conv's tails, of which the survey says nothing.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from refpar.plan.promise import promised
 from refpar.plan.volume import NOTHING, Volume
 
 COUNT = 8               # bytes of a number of tokens
+STREAMS = {"mamba1": ("I",), "mamba2": ("MP", "GN", "GN")}      # that go through a conv
 
 
 class StateCut(NamedTuple):
@@ -33,6 +34,12 @@ class StateCut(NamedTuple):
     length: int
     itemsize: int = 8
     node: int | None = None
+    tp: tuple[int, int] = (1, 0)        # ranks that share the layer's heads or channels, and which of them this one is
+
+    def here(self, word: str) -> int:
+        """This tp rank's part of a dim."""
+        part = self.model.part(word, *self.tp)
+        return part.stop - part.start
 
     def held(self, way: str) -> list[np.ndarray]:
         """The columns of each rank."""
@@ -52,11 +59,10 @@ def state_volume(i: int, cut: StateCut) -> tuple[Volume, Volume]:
 def summaries(cut: StateCut) -> list[int]:
     """The bytes of each summary that the layer hands on."""
     s, rows, size = cut.model.sizes, cut.rows, cut.itemsize
-    channels = [s["I"]] if cut.kind == "mamba1" else [s["M"] * s["P"], s["G"] * s["N"], s["G"] * s["N"]]
-    tails = [COUNT * rows + rows * (s["W"] - 1) * width * size for width in channels]
+    tails = [COUNT * rows + rows * (s["W"] - 1) * cut.here(word) * size for word in STREAMS[cut.kind]]
     if cut.option == "heads":
         return tails if cut.kind == "mamba1" else []
-    state = 2 * s["N"] * s["I"] if cut.kind == "mamba1" else s["M"] * (1 + s["P"] * s["N"])
+    state = 2 * s["N"] * cut.here("I") if cut.kind == "mamba1" else cut.here("M") * (1 + s["P"] * s["N"])
     return [*tails, rows * state * size]
 
 
@@ -98,9 +104,9 @@ def _by_heads(i: int, cut: StateCut) -> tuple[Volume, Volume]:
 def _widths(cut: StateCut, rank: int) -> tuple[int, int]:
     """Numbers of each token that go to the heads of a rank, and come back."""
     if cut.kind == "mamba1":
-        mine = share(cut.model.inner, cut.ranks, rank)
+        mine = share(cut.here("I"), cut.ranks, rank)
         return 2 * (mine.stop - mine.start), mine.stop - mine.start
-    streams = cuts_of(cut.model, cut.model.ssm_heads, cut.model.groups, cut.ranks)[rank].streams()
+    streams = cuts_of(cut.model, cut.here("M"), cut.here("G"), cut.ranks)[rank].streams()
     widths = [part.stop - part.start for part in streams]
     return sum(widths), widths[0]
 
