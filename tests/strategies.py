@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from refpar.config import Layout, Model, Training
+from refpar.config import AXES, Layout, Model, Training
 from refpar.oracle.situation import Situation
 
 PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp", "mamba2"), ("mamba2", "mamba1", "mlp"),
@@ -41,6 +41,7 @@ def models(draw) -> Model:
     kv_heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     each, ssm_head_width = draw(st.integers(1, 3)), draw(st.integers(3, 5))
     return Model(pattern=draw(st.sampled_from(PATTERNS)), blocks=draw(st.integers(1, 2)), vocab=draw(st.integers(5, 13)),
+                 padded_vocab=draw(st.sampled_from((0, 0, 0, 14, 16))),
                  width=draw(st.integers(4, 9)), heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads,
                  head_width=2 * draw(st.integers(2, 3)), ffn=draw(st.integers(3, 9)), ssm_heads=groups * each,
                  ssm_head_width=ssm_head_width, groups=groups, state=draw(st.integers(3, 5)), conv=draw(st.integers(1, 5)),
@@ -59,13 +60,23 @@ def ssm_variants(draw, head_width: int, heads: int) -> dict:
 
 
 @st.composite
-def situations(draw, most_ranks: int = 5) -> Situation:
-    """A data-parallel run: ranks without rows, rows without targets, a last window with fewer rows than the others."""
+def layouts(draw, most_ranks: int) -> Layout:
+    """Data and tensor parallelism, alone and together, with and without sequence parallelism."""
+    tp = draw(st.sampled_from([size for size in (1, 1, 2, 3, 4, 5, 8) if size <= most_ranks]))
+    dp = draw(st.integers(1, max(1, most_ranks // tp)))
+    return Layout(dp=dp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=draw(st.booleans()),
+                  node=draw(st.sampled_from((0, 0, 2))))
+
+
+@st.composite
+def situations(draw, most_ranks: int = 8, layouts=layouts) -> Situation:
+    """A run on a mesh: ranks without rows, heads, words or tokens, rows without targets, a last window with fewer rows than the
+    others."""
     rows = draw(st.sampled_from((1, 1, 2, 3, 4, 5, 6, 7)))      # one alone is where shortcuts are taken
     training = Training(steps=2, rows=rows, sequence=draw(st.integers(1, 11)), micro_batches=draw(st.integers(1, 3)),
                         optimizer=draw(st.sampled_from(("adamw", "sgd"))), rate=0.01, warmup=0,
                         clip=draw(st.sampled_from((0.0, 0.1, 1e3))), seed=draw(st.integers(0, 999)),
                         dtype=draw(st.sampled_from(("float64", "float64", "float32"))))
-    return Situation(draw(models()), Layout(dp=draw(st.integers(1, most_ranks))), training, last_rows=draw(st.integers(0, rows)),
+    return Situation(draw(models()), draw(layouts(most_ranks)), training, last_rows=draw(st.integers(0, rows)),
                      documents=tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))),
                      ignored=tuple(draw(st.lists(st.sampled_from((0.0, 0.4, 1.0)), min_size=1, max_size=4))))

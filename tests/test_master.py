@@ -15,7 +15,7 @@ from refpar.oracle.properties import sharded_equals_single
 
 
 def test_sharded_equals_single(world):
-    check(world, sharded_equals_single, situations(most_ranks=5 if world.kind == "threads" else 4), examples=60)
+    check(world, sharded_equals_single, situations(most_ranks=8 if world.kind == "threads" else 4), examples=60 if world.kind == "threads" else 10)
 
 
 def counts(situation, step=0):
@@ -26,7 +26,27 @@ def counts(situation, step=0):
 
 
 CORNERS = {
-    "one rank": lambda s: s.layout.dp == 1,
+    "one rank": lambda s: s.layout.ranks == 1,
+    "dp and tp together": lambda s: s.layout.dp > 1 < s.layout.tp,
+    "tp outside dp": lambda s: s.layout.dp > 1 < s.layout.tp and s.layout.order[0] == "tp",
+    "sequence parallelism": lambda s: s.layout.sp and s.layout.tp > 1,
+    "a sequence that tp does not divide": lambda s: s.layout.sp and s.training.sequence % s.layout.tp,
+    "a rank without tokens outside the layers": lambda s: s.layout.sp and s.training.sequence < s.layout.tp,
+    "key heads that tp does not divide": lambda s: "attention" in s.model.pattern and 1 < s.layout.tp < s.model.kv_heads,
+    "more tp ranks than key heads": lambda s: "attention" in s.model.pattern and s.model.kv_heads < s.layout.tp <= s.model.heads,
+    "a run of ranks for some key heads, and not for others": lambda s: "attention" in s.model.pattern
+        and 1 < s.model.kv_heads < s.layout.tp and s.layout.tp % s.model.kv_heads,
+    "a rank without heads": lambda s: "attention" in s.model.pattern and s.layout.tp > s.model.heads,
+    "groups that tp does not divide": lambda s: "mamba2" in s.model.pattern and 1 < s.layout.tp < s.model.groups,
+    "more tp ranks than groups": lambda s: "mamba2" in s.model.pattern and 1 < s.model.groups < s.layout.tp,
+    "a group of the norm on several ranks": lambda s: "mamba2" in s.model.pattern and s.layout.tp > 1
+        and s.model.norm_width == s.model.ssm_heads * s.model.ssm_head_width > s.model.ssm_head_width,
+    "a rank without channels": lambda s: {"mamba1", "mamba2"} & set(s.model.pattern) and s.layout.tp > min(s.model.inner, s.model.ssm_heads),
+    "a rank without words": lambda s: s.layout.tp > s.model.vocab,
+    "a rank with pads of the vocabulary alone": lambda s: s.model.padded_vocab and
+        s.model.part("V", s.layout.tp, s.layout.tp - 1).start >= s.model.vocab,
+    "tied and cut": lambda s: s.model.tied and s.layout.tp > 1,
+    "dropout of cut heads": lambda s: "attention" in s.model.pattern and s.model.dropout and s.layout.tp > 1 and s.model.heads > 1,
     "a rank without rows": lambda s: s.layout.dp > s.training.rows,
     "unequal rows": lambda s: s.training.rows % s.layout.dp and s.layout.dp < s.training.rows,
     "unequal counts of targets": lambda s: len(set(counts(s))) > 1,
@@ -52,7 +72,6 @@ CORNERS = {
                                           and s.model.norm_group == s.model.ssm_heads * s.model.ssm_head_width,
     "norm first": lambda s: "mamba2" in s.model.pattern and s.model.norm_first,
     "a conv without activation": lambda s: "mamba1" in s.model.pattern and s.model.conv_act == "none",
-    "more ranks than key heads": lambda s: "attention" in s.model.pattern and s.layout.dp > s.model.kv_heads,
     "a hybrid": lambda s: {"attention", "mamba2"} <= set(s.model.pattern),
     "tied": lambda s: s.model.tied,
     "dropout": lambda s: s.model.dropout > 0,

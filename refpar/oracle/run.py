@@ -22,9 +22,8 @@ from refpar.oracle.equal import leaves
 from refpar.oracle.freeze import frozen, frozen_seams
 from refpar.oracle.situation import Situation
 from refpar.parallel import fill
-from refpar.parallel.order import part_of
+from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
-from refpar.parallel.tensor import share_of_tokens
 from refpar.train import State, rate_of, train_step
 
 
@@ -129,12 +128,8 @@ def batches_of(situation: Situation, mesh, number: int) -> list[Batch]:
     """A rank's micro-batches of one step: its dp share of the rows, and of each its cp part of the columns."""
     dp, training = mesh.axis("dp"), situation.training
     rows = micro_batches(situation.rows(number), dp.size, dp.index, training.micro_batches)
-    return [part_of(situation.batch(number, part), situation.order, mesh.axis("cp")) for part in rows]
-
-
-def outside_of(mesh, batch: Batch) -> Batch:
-    """Those tokens of a rank's batch that it has outside the layers: under sequence parallelism a share of them."""
-    return share_of_tokens(mesh.axis("tp"))(batch) if mesh.layout.sp else batch
+    way = way_of(situation.model, situation.layout)
+    return [part_of(situation.batch(number, part), way, mesh.axis("cp")) for part in rows]
 
 
 def run_sharded(wire, situation: Situation) -> Run:
@@ -148,7 +143,7 @@ def run_sharded(wire, situation: Situation) -> Run:
         for number in range(training.steps):
             batches = batches_of(situation, mesh, number)
             state, report = train_step(chain, state, batches, mesh, training)
-            index = np.concatenate([outside_of(mesh, batch).index for batch in batches])
+            index = np.concatenate([fill.tokens_here(mesh)(batch).index for batch in batches])
             step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), index,
                         points.gradients, state)
             digests.append(digests_of(step))

@@ -43,11 +43,6 @@ class Situation:
         return corpus.packed([training.seed, step], self.rows(step), training.sequence, self.model.vocab, self.documents,
                              self.ignored, step).cut(rows)
 
-    @property
-    def order(self) -> str:
-        """In which order the ranks of cp hold the tokens of a row: as attention wants it, where the model has any."""
-        return self.layout.cp_attention if "attention" in self.model.pattern else "contiguous"
-
     def command(self) -> str:
         """The command line that repeats it."""
         words = ["python -m refpar verify", f"--model {describe_model(self.model)}", f"--mesh {self.layout}"]
@@ -71,7 +66,7 @@ class Situation:
     def longest_sum(self) -> int:
         """n of the bound: the longest sum behind any value of the run, over tokens or over a dim of the model."""
         model, training = self.model, self.training
-        return max(training.rows * training.sequence, model.width, model.ffn, model.vocab, model.heads * model.head_width,
+        return max(training.rows * training.sequence, model.width, model.ffn, model.sizes["V"], model.heads * model.head_width,
                    model.ssm_heads * model.ssm_head_width, model.inner)
 
 

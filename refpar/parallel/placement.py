@@ -9,7 +9,6 @@ over the run, and the norm counts them once.
 """
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -70,14 +69,6 @@ def part(model: Model, dims: str, layout: Layout, where: dict[str, int]) -> tupl
     """The same of the rank that stands at `where`."""
     return tuple(model.part(word, getattr(layout, axis), where[axis]) if axis else slice(0, model.dim(word)[0])
                  for word in dims.split() for axis in [axis_of(word)])
-
-
-def held_share(model: Model, dims: dict[str, dict[str, str]], layout: Layout) -> float:
-    """The largest share of all parameters that the placements allow one rank to hold."""
-    texts = [text for group in dims.values() for text in group.values()]
-    held = (sum(math.prod(piece.stop - piece.start for piece in part(model, text, layout, {"tp": rank})) for text in texts)
-            for rank in range(layout.tp))
-    return max(held) / sum(math.prod(model.shape(text)) for text in texts)
 
 
 def inside_of(chain) -> dict[tuple[str, str], bool]:

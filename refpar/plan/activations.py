@@ -6,7 +6,7 @@ A point is named as in `saved`; where one array has several names it stands here
     S/sp        those that it has outside them: a share of S over tp under sequence parallelism, else S
     S+W-1       S, and the inputs of the conv that lie before
     c/16, c/L   chunks of 16, or of L, into which S tokens are cut
-    Q           groups of Mamba-2's norm that are here, at least the share of one
+    Q           groups of Mamba-2's norm that are here, whole or in part
 
 Any other word is a dim of the model as parameters have them: "HE/tp" is cut, "D" is whole.
 """
@@ -99,8 +99,14 @@ def elements(model: Model, layout: Layout, tp: int, rows: int, columns: int, sha
 
 
 def norm_groups(model: Model, layout: Layout, tp: int) -> int:
-    """Groups of Mamba-2's norm that are here, at least the share of one."""
-    return max(1, held(model, layout, tp, "MP/tp") // model.norm_width)
+    """Groups of Mamba-2's norm that are here, whole or in part."""
+    mine = model.part("MP", layout.tp, tp)
+    return len(groups_of([mine], model.norm_width)) if mine.stop > mine.start else 0
+
+
+def groups_of(cuts: list[slice], width: int) -> range:
+    """The groups of `width` channels that neighbouring cuts have a part of."""
+    return range(cuts[0].start // width, -(-cuts[len(cuts) - 1].stop // width))
 
 
 def held(model: Model, layout: Layout, tp: int, word: str) -> int:

@@ -11,7 +11,7 @@ Letters: b rows, S the rank's tokens of a row inside the layers, d bytes an elem
     embedding   1 all_reduce                    1 reduce_scatter, 1 all_gather
     head        1 all_reduce                    1 all_gather, 1 reduce_scatter
     mamba1                                                                          2 all_reduce of b S (R + 2 N)
-    mamba2                                                                          2 all_reduce of b S, over a run that shares a group
+    mamba2                                                                          2 all_reduce of b S a group, where ranks share it
     loss                                                                            all_reduce of b S, and of 2 b S
 """
 from __future__ import annotations
@@ -24,7 +24,8 @@ from refpar.comm.choose import Task
 from refpar.comm.mesh import Mesh
 from refpar.config import Model, shares
 from refpar.parallel.data import buckets
-from refpar.plan.activations import kinds, norm_groups
+from refpar.parallel.tensor import linked
+from refpar.plan.activations import groups_of, kinds
 from refpar.plan.promise import promised
 
 
@@ -131,9 +132,13 @@ def mamba1(here: Here) -> list[Sent]:
 
 
 def mamba2(here: Here) -> list[Sent]:
-    """Ranks that share a group of heads add up its sum of squares in the norm, and the gradient of its scale."""
-    groups = norm_groups(here.model, here.mesh.layout, here.mesh.axis("tp").index)
-    inner = all_reduce("mamba2 norm", here.mesh.run(here.model.groups), here.tokens * groups, here.dtype)
+    """Ranks that share a group of the norm add up its sum of squares, and the gradient of its scale: one number a token for each
+    group among those that are linked by shared ones (`parallel.tensor.norm_groups`)."""
+    tp, width = here.mesh.axis("tp"), here.model.norm_width
+    cuts = [here.model.part("MP", tp.size, rank) for rank in range(tp.size)]
+    ranks = linked(cuts, tp.index, width)
+    groups = len(groups_of([cuts[rank] for rank in ranks], width))
+    inner = all_reduce("mamba2 norm", tp.among(ranks), here.tokens * groups, here.dtype)
     return enter(here, "mamba2") + [inner, inner] + leave(here, "mamba2")
 
 
@@ -169,10 +174,10 @@ def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int,
 
 
 def around(mesh: Mesh) -> list[Sent]:
-    """Two numbers of the step, over all ranks that have other tokens, and the squares of the gradient's norm over tp."""
-    tokens = mesh.axis("dp", "cp")
-    return [all_reduce("targets", tokens, 1, np.int64), all_reduce("loss", tokens, 1, np.float64),
-            all_reduce("squared norm", mesh.axis("tp"), 1, np.float64)]
+    """Two numbers of the step, over all ranks that have other tokens, and the squares of the gradient's norm, over those that have
+    other parts of the model."""
+    return [all_reduce("targets", mesh.axis("dp", "cp"), 1, np.int64), all_reduce("loss", mesh.axis("dp", "pp", "cp"), 1, np.float64),
+            all_reduce("squared norm", mesh.axis("pp", "tp"), 1, np.float64)]
 
 
 def gradients(mesh: Mesh, chain, params: dict) -> list[Sent]:
