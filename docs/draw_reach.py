@@ -6,11 +6,11 @@ at the input of token s; the darker, the more.  The residual stream is left out.
 import numpy as np
 
 from refpar.config import Model
-from refpar.corpus import packed
 from refpar.nn.build import build
 from refpar.nn.chain import start
 from refpar.nn.gradient import zeros_like
 from refpar.nn.init import initial
+from refpar.oracle.packed import packed
 
 DOCUMENTS, TOKENS, CELL, GAP = (5, 7), 12, 20, 40
 SHADES = ("#ffffff", "#e4eef8", "#bcd7ee", "#82b3dc", "#3f7fbf")

@@ -18,11 +18,11 @@ from refpar import lesson
 from refpar.comm import trees
 from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Deadlock
 from refpar.config import Layout, share, shares
 from refpar.oracle import properties_comm
 from refpar.oracle.situation_comm import CommSituation
 from refpar.plan import volume
+from refpar.sanitizer.endings import Deadlock
 
 WORDS = Path(__file__).with_name("text.txt").read_text().split()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from refpar import lesson
+from refpar.algorithms.gather import gather
 from refpar.comm import collectives, ring, trees
 from refpar.comm.mesh import Axis
 from refpar.comm.shards import slices
@@ -78,7 +79,7 @@ def every_operation(wire):
     block, n = np.zeros((60, 1)), axis.size
     whole, shard, square = np.tile(block, (n * n, 1)), np.tile(block, (n, 1)), np.tile(block, (1, n))       # T, T/N, T/N elements
     trees.reduce(whole, axis)
-    trees.gather(shard, axis, 0, [60 * n] * n)
+    gather(shard, axis, 0, [60 * n] * n)
     collectives.all_gather(shard, axis, 0, [60 * n] * n, algorithm="ring")
     collectives.reduce_scatter(whole, axis, algorithm="ring")
     collectives.all_to_all(square, axis, 1, [1] * n, 0, [60] * n)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from refpar import corpus, lesson, watch
+from refpar import corpus, lesson, reading, watch
 from refpar.config import Layout, Model, Training
 from refpar.nn import chain as chains
 from refpar.nn.build import build
@@ -39,7 +39,7 @@ MODELS = {"llama": LLAMA, "mamba2": MAMBA2}
 TRAINING = Training(rows=2, sequence=16, dtype="float64")
 CUTS = (7, 11, 5, 9)                        # in each row a second document begins at this token
 PATH = Path(__file__).with_name("text.txt")
-TEXT = corpus.load(PATH, TRAINING.sequence)
+TEXT = reading.load(PATH, TRAINING.sequence)
 WORDS = PATH.read_text().split()
 LAYERS = ("llama", "1.attention"), ("llama", "2.mlp"), ("llama", "3.norm"), ("llama", "4.head"), ("mamba2", "1.mamba2")
 BRANCHES = "attention", "mlp", "mamba2"     # the layers that write into the residual stream

@@ -20,8 +20,8 @@ import numpy as np
 from refpar import lesson
 from refpar.comm.mesh import Axis
 from refpar.config import Layout, Model, share
-from refpar.nn import scans
 from refpar.nn.keyed import key, normal
+from refpar.oracle import scans
 from refpar.oracle import equal
 from refpar.oracle.situation import Situation
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from refpar import corpus, lesson
+from refpar import corpus, lesson, reading
 from refpar.comm.mesh import Mesh
 from refpar.config import Layout, Model, Training
 from refpar.nn.build import build
@@ -36,7 +36,7 @@ TRAINING = Training(steps=3, rows=7, sequence=24, micro_batches=2, optimizer="sg
 MASKED = (0, 20, 24, 12, 22, 2, 23)         # of each row the first so many targets do not count: all of row 2
 ROWS = (7, 7, 5)                            # of steps 0, 1, 2: the last window is incomplete
 TOKENS = 7 * 24                             # the longest sum behind a gradient has so many addends
-TEXT = corpus.load(Path(__file__).with_name("text.txt"), TRAINING.sequence)
+TEXT = reading.load(Path(__file__).with_name("text.txt"), TRAINING.sequence)
 NORM = "1.attention", "norm"                # a parameter small enough to print
 
 

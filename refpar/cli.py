@@ -262,7 +262,7 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status."""
-    from refpar.comm.launch import launched
+    from refpar.launch import launched
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     return launched(lambda world: command_of(world, *words))
 

@@ -5,12 +5,9 @@ Sizes that follow from others are properties.  The letters are those of the glos
 """
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 AXES = ("dp", "pp", "cp", "tp")          # outermost first: the survey's rank order (section 4.2, figures 4 and 5)
 
@@ -356,56 +353,3 @@ TRAININGS: dict[str, Training] = {
     "gpt2": Training(steps=900, rows=16, sequence=64, rate=3e-3),       # each learned position is seen in every row: short rows
     "mamba1": Training(steps=450, rows=4, sequence=256, rate=3e-3),
 }
-
-
-def _field(name: str, text):
-    """One `field=value` of a model, turned into the type that the field has."""
-    known = {field.name: field.default for field in dataclasses.fields(Model)}
-    _require(name in known, f"model: there is no field {name!r}; the fields are {', '.join(known)}")
-    kind = type(known[name])
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[str(text).lower()]
-        if kind is tuple:
-            return tuple(text.replace("+", " ").split()) if isinstance(text, str) else tuple(text)
-        if kind is int and float(text) != int(text):
-            raise ValueError
-        return kind(text)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"model: {name}={text} must be of the type {kind.__name__}, such as {known[name]}") from None
-
-
-def parse_model(text: str) -> Model:
-    """`NAME[,field=value...]` or `FILE.json` (its fields, with an optional "base" preset) -> Model."""
-    name, *changes = text.split(",")
-    if name.endswith(".json"):
-        _require(not Path(name).exists() or Path(name).is_file(), f"model: {name} must be a regular file")
-        try:
-            fields = json.loads(Path(name).read_text())
-        except OSError:
-            raise ValueError(f"model: the file {name} cannot be read") from None
-        except RecursionError:
-            raise ValueError(f"model: the file {name} is nested too deep, and must hold one JSON object of fields") from None
-        except ValueError as error:
-            raise ValueError(f"model: the file {name} is not JSON ({error})") from None
-        _require(isinstance(fields, dict), f"model: the file {name} must hold one JSON object of fields")
-        name = fields.pop("base", None)
-    else:
-        fields = {}
-    _require(name is None or name in PRESETS, f"model: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    given = {}
-    for change in changes:
-        field, equals, value = change.partition("=")
-        _require(bool(equals), f"model: {change!r} must be written field=value")
-        _require(field not in given, f"model: {field} stands twice in {text!r}")
-        given[field] = value
-    base = PRESETS[name] if name else Model()
-    return dataclasses.replace(base, **{field: _field(field, value) for field, value in (fields | given).items()})
-
-
-def describe_model(model: Model) -> str:
-    """The shortest `NAME,field=value...` that parses to this model."""
-    def changes(base: Model) -> list[str]:
-        told = {name: getattr(model, name) for name in vars(model) if getattr(model, name) != getattr(base, name)}
-        return [f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in told.items()]
-    return min((",".join([name, *changes(base)]) for name, base in PRESETS.items()), key=len)

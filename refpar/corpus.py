@@ -1,8 +1,8 @@
 """Text to batches: any rank computes any part of any step's batch from the step number, so no batch is ever sent.
 
-Tokens are bytes.  A text is documents laid end to end; the last tenth of it is held out.  Row r of step s is a window of the
-train text whose place is a digest of (seed, s, r), so it does not depend on who asks for it or on what was drawn before.
-Held-out windows follow each other and cover every byte once.
+Tokens are bytes.  A text (`refpar/reading.py`) is documents laid end to end; its last tenth is held out.  Row r of step s is a
+window of the train text whose place is a digest of (seed, s, r), so it does not depend on who asks for it or on what was drawn
+before.  Held-out windows follow each other and cover every byte once.
 
 Masks, rotary angles, resets and dropout are functions of the five arrays of a batch and of nothing else.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -61,51 +60,6 @@ class Corpus:
     held_out: Text
 
 
-def python_reference() -> list[bytes]:
-    """The default text: the topics of the Python language reference that every CPython carries, sorted by name.
-
-    Many a topic is a section of a longer one.  A topic that stands whole in another is left out, else what is held out
-    would have been read in training.
-    """
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise ValueError("text: this Python comes without pydoc_data.topics, the default text; name a text file instead") from None
-    bodies = {name: _body(topics[name]) for name in sorted(topics)}
-    return [topics[name].encode() for name, body in bodies.items()
-            if not any(body in other and (len(body), name) < (len(other), of) for of, other in bodies.items())]
-
-
-def _body(topic: str) -> str:
-    """A topic without its heading, whose underline depends on the depth of the section."""
-    return topic.partition("\n\n")[2].strip()
-
-
-def read_documents(path: str | Path) -> list[bytes]:
-    """The documents of a text file: UTF-8, and a form feed, where there is one, separates two documents."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"text: {path} is a directory, and must be a file of UTF-8 text")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"text: {path} is no regular file, and must be a file of UTF-8 text")
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"text: the file {path} does not exist") from None
-    except OSError as error:
-        raise ValueError(f"text: the file {path} cannot be read ({error.strerror})") from None
-    if 0 in content:
-        raise ValueError(f"text: {path} is binary (byte {content.index(0)} is NUL), and must be UTF-8 text")
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"text: {path} is binary (byte {error.start} is not UTF-8), and must be UTF-8 text") from None
-    documents = [document for document in content.split(b"\f") if document]
-    if not documents:
-        raise ValueError(f"text: the file {path} is empty ({len(content)} bytes)")
-    return documents
-
-
 def lay(documents: list[bytes]) -> Text:
     """Lay documents end to end; an empty one leaves no trace."""
     sizes = np.array([len(document) for document in documents], np.int64)
@@ -114,23 +68,21 @@ def lay(documents: list[bytes]) -> Text:
     return Text(tokens, np.repeat(number, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes))
 
 
-def load(path: str | Path | None, sequence: int) -> Corpus:
-    """The corpus of a file, or the default text (None), long enough for windows of `sequence` tokens."""
-    documents = python_reference() if path is None else read_documents(path)
-    name = "the Python language reference" if path is None else str(path)
+def split(name: str, documents: list[bytes], sequence: int) -> Corpus:
+    """Documents as a corpus of that name, long enough for windows of `sequence` tokens: its last tenth is held out."""
     size = sum(map(len, documents))
     split = size - size // HELD_OUT
     if split <= sequence:
         raise ValueError(f"text: {name} has {size} bytes, {split} of them to train on, and a sequence of {sequence} tokens "
                          f"and the one that follows need {sequence + 1}")
-    train, held_out = _split(documents, split)
+    train, held_out = _cut(documents, split)
     if not (_next_in_document(held_out, np.arange(held_out.size)) != IGNORED).any():
         raise ValueError(f"text: the held-out end of {name} has {held_out.size} of {size} bytes and no two of one document, "
                          f"so nothing can be predicted in it")
     return Corpus(name, train, held_out)
 
 
-def _split(documents: list[bytes], place: int) -> tuple[Text, Text]:
+def _cut(documents: list[bytes], place: int) -> tuple[Text, Text]:
     """Two texts, cut at a byte.  A document that is cut becomes two: no target and no context crosses the cut."""
     before, after, begin = [], [], 0
     for document in documents:
@@ -193,24 +145,3 @@ def micro_batches(rows: int, ranks: int, rank: int, count: int) -> list[slice]:
     mine = share(rows, ranks, rank)
     parts = [share(mine.stop - mine.start, count, i) for i in range(count)]
     return [slice(mine.start + part.start, mine.start + part.stop) for part in parts]
-
-
-def packed(seed, rows: int, sequence: int, vocab: int, lengths=(7, 1, 12, 3), ignored=(0.0,), step: int = 0) -> Batch:
-    """A batch as hard as a text can make it, for proofs: random tokens in documents of the given lengths.
-
-    seed: a number or a numpy Generator.  lengths: the documents' lengths, over and over, laid end to end through all rows; a
-    document that a row's end cuts goes on in the next row, whose first position is then above 0.  Ids of documents are in no
-    order.  ignored: the share of each row's targets to ignore, over and over; 1 masks a row wholly.
-    """
-    if min(lengths, default=0) < 1:
-        raise ValueError(f"packed: document lengths {tuple(lengths)} must each be at least 1, and there must be one")
-    random = np.random.default_rng(seed)
-    size = rows * sequence
-    tokens = random.integers(0, vocab, size + 1)
-    number = np.repeat(np.arange(size + 1), np.resize(lengths, size + 1))[:size + 1]
-    position = np.arange(size + 1) - np.searchsorted(number, number)
-    names = random.permutation(size + 1) - size // 2
-    targets = np.where(number[1:] == number[:-1], tokens[1:], IGNORED).reshape(rows, sequence)
-    drop = random.random((rows, sequence)) < np.resize(ignored, rows)[:, None]
-    return Batch(*(array[:size].reshape(rows, sequence).astype(np.int64) for array in
-                   (tokens, np.where(drop, IGNORED, targets).ravel(), position, names[number], np.arange(size))), step=step)

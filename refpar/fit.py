@@ -15,7 +15,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar import checkpoint, corpus
+from refpar import checkpoint, corpus, saves
 from refpar.comm.collectives import all_gather, all_reduce
 from refpar.comm.wire import Failed
 from refpar.config import Layout, Model, Training, share
@@ -55,7 +55,7 @@ def fresh(plan: Plan) -> State:
 
 def stored(plan: Plan) -> State:
     """The state of the last checkpoint in the plan's folder; ValueError, one sentence, if it is none of this plan."""
-    path = checkpoint.latest(plan.folder)
+    path = saves.latest(plan.folder)
     state, meta = checkpoint.load(path, plan.model, fresh(plan)._asdict())
     here = plan.meta()
     for field, value in (here["training"] | {"text": here["text"], "bytes": here["bytes"]}).items():
@@ -73,7 +73,7 @@ def fit(mesh, plan: Plan, state: State, told: Callable[[int, float, int], None])
     log = None
     if mesh.wire.rank == 0:
         with writing(plan.folder):
-            log = Log(checkpoint.prepare(plan.folder) / "log.jsonl")
+            log = Log(saves.prepare(plan.folder) / "log.jsonl")
             log.write(event="begin", step=state.step, **plan.meta())
     while state.step < training.steps:
         batches = [corpus.batch(plan.text, training, state.step, part) for part in parts]
@@ -119,7 +119,7 @@ def _keep(mesh, plan: Plan, state: State) -> str | None:
         return f"after step {state.step} the weights or moments of dp rank {apart} are not bitwise those of dp rank 0"
     if mesh.wire.rank == 0:
         with writing(plan.folder):
-            checkpoint.save_step(plan.folder, state._asdict(), plan.meta())
+            saves.save_step(plan.folder, state._asdict(), plan.meta())
     return None
 
 

@@ -28,7 +28,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm.launch import launched, refuse
+from refpar.launch import launched, refuse
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle.plant import Fault, PlantedWorld
 

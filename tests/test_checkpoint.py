@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refpar import checkpoint
+from refpar import checkpoint, saves
 from refpar.config import PRESETS, Layout, Training
 
 MODEL = PRESETS["llama-tiny"]
@@ -114,26 +114,26 @@ def test_a_save_that_fails_changes_nothing(tmp_path, monkeypatch, function):
 
 
 def test_the_newest_are_kept_and_the_latest_is_found(tmp_path):
-    folder = checkpoint.prepare(tmp_path / "a" / "b")
+    folder = saves.prepare(tmp_path / "a" / "b")
     with pytest.raises(ValueError, match="has no checkpoint"):
-        checkpoint.latest(folder)
+        saves.latest(folder)
     (folder / ".step-000009.npz.unfinished").write_bytes(b"left by a killed run")
     for step in (8, 9, 1_000_000, 1_000_001):
-        assert checkpoint.save_step(folder, made(step), META) == checkpoint.latest(folder)
+        assert saves.save_step(folder, made(step), META) == saves.latest(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["step-1000000.npz", "step-1000001.npz"]
-    assert checkpoint.load(checkpoint.latest(folder))[0]["step"] == 1_000_001
+    assert checkpoint.load(saves.latest(folder))[0]["step"] == 1_000_001
     with pytest.raises(OSError, match="cannot be made"):
-        checkpoint.prepare(checkpoint.latest(folder) / "below")
+        saves.prepare(saves.latest(folder) / "below")
 
 
 SAVER = """
 import sys, numpy as np
-from refpar import checkpoint
+from refpar import checkpoint, saves
 from refpar.config import PRESETS, Layout, Training
 meta = checkpoint.describe(PRESETS["llama-tiny"], Layout(), Training())
 for step in range(int(sys.argv[2]), 10**6):
     weights = {f"{i}.mlp": {"down": np.full((200, 500), step, np.float32)} for i in range(6)}
-    checkpoint.save_step(sys.argv[1], {"params": weights, "step": step}, meta)
+    saves.save_step(sys.argv[1], {"params": weights, "step": step}, meta)
     print(step, flush=True)
 """
 
@@ -147,7 +147,7 @@ def test_a_killed_run_leaves_the_last_good_one(tmp_path):
         time.sleep(0.004 + 0.003 * kill)                            # and another is under way
         process.kill()
         said = max([said, *(int(line) for line in process.communicate()[0].split())])
-        state, _ = checkpoint.load(checkpoint.latest(tmp_path))
+        state, _ = checkpoint.load(saves.latest(tmp_path))
         assert state["step"] in (said, said + 1)
         assert all((weights["down"] == state["step"]).all() for weights in state["params"].values())
         start = state["step"] + 1

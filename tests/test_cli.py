@@ -11,7 +11,8 @@ import pytest
 from started import ROOT, ended, require_mpi, start
 
 from refpar import cli
-from refpar.config import PRESETS, Layout, Training, parse_model
+from refpar.config import PRESETS, Layout, Training
+from refpar.named import parse_model
 from refpar.oracle.situation import PROOF, Situation
 
 TINY = "llama-tiny,blocks=1,width=16,ffn=16,heads=2,kv_heads=1"

@@ -7,6 +7,8 @@ from drawn import check
 from strategies_comm import EXAMPLES, MOST, THIRDS, drawn_once, situations
 
 from refpar import watch
+from refpar.algorithms import ALGORITHMS
+from refpar.algorithms.gather import gather, scatter
 from refpar.comm import collectives, trees
 from refpar.comm.mesh import Axis, Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
@@ -142,11 +144,11 @@ def program_that_refuses(wire, call):
     (lambda axis: collectives.all_to_all(np.zeros((3, 1)), axis, 0, None, 0, (3, 3, 3)), "split and join are both dim 0"),
     (lambda axis: collectives.exchange([np.zeros(1)], axis, [(1,)]), "1 blocks and 1 shapes must be 3"),
     (lambda axis: collectives.all_reduce(np.zeros(1), axis, algorithm="halving"),
-     "all_reduce: there is no algorithm 'halving'; there are direct, hierarchical, doubling, rabenseifner, ring, tree"),
-    (lambda axis: collectives.exchange([np.zeros(1)] * 3, axis, [(1,)] * 3, algorithm="bruck"), "there are direct, pairwise"),
+     "all_reduce: there is no algorithm 'halving'; there are direct, doubling, rabenseifner, ring, and any Algorithm"),
+    (lambda axis: collectives.exchange([np.zeros(1)] * 3, axis, [(1,)] * 3, algorithm="bruck"), "there are direct, and any Algorithm"),
     (lambda axis: collectives.reduce(np.zeros(1), axis, root=3), "reduce on world: root 3 must be an index from 0 to 2"),
     (lambda axis: trees.broadcast(np.zeros(1), axis, root=3), "root 3 must be an index from 0 to 2"),
-    (lambda axis: trees.gather(np.zeros(1), axis, 0, (1, 1, 1), root=-1), "root -1 must be an index from 0 to 2"),
+    (lambda axis: gather(np.zeros(1), axis, 0, (1, 1, 1), root=-1), "root -1 must be an index from 0 to 2"),
 ])
 def test_refused_in_one_sentence_before_any_message(call, sentence):
     for told in ThreadWorld().run(program_that_refuses, 3, call):
@@ -172,7 +174,7 @@ def program_held(wire):
                        "all_reduce": lambda: collectives.all_reduce(x, axis, algorithm="ring"),
                        "all_gather": lambda: collectives.all_gather(x, axis, 0, [12] * axis.size, algorithm="ring"),
                        "halving": lambda: collectives.reduce_scatter(x, axis, algorithm="halving"),
-                       "chain": lambda: collectives.reduce(x, axis, algorithm="chain", segment=16),
+                       "chain": lambda: collectives.reduce(x, axis, algorithm=ALGORITHMS["reduce"]["chain"], segment=16),
                        "float16": lambda: collectives.reduce_scatter(x.astype(np.float16), axis)}.items():
         with watch.watching(watch.Ledger()) as ledger:
             call()
@@ -190,7 +192,7 @@ def test_what_a_collective_holds():
 def program_with_template(wire):
     axis = Axis.world(wire)
     given = np.arange(10.0) if wire.rank == 1 else trees.like((10,), np.float64)
-    return trees.scatter(given, axis, 0, root=1), trees.broadcast(given, axis, root=1)
+    return scatter(given, axis, 0, root=1), trees.broadcast(given, axis, root=1)
 
 
 def test_who_only_receives_needs_no_array():

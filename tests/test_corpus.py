@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refpar import corpus
+from refpar import corpus, reading
 from refpar.config import Training
 from refpar.corpus import IGNORED
+from refpar.oracle.packed import packed
 
 TRAINING = Training(rows=7, sequence=12, seed=3)
 
@@ -15,7 +16,7 @@ TRAINING = Training(rows=7, sequence=12, seed=3)
 def small():
     documents = [b"a document of some length. " * 3, b"x", b"", b"another one, " * 4,
                  b"and the last of them all, held out, or so we hope"]
-    return corpus.Corpus("small", *corpus._split(documents, 130))
+    return corpus.Corpus("small", *corpus._cut(documents, 130))
 
 
 def check_laws(batch):
@@ -37,21 +38,21 @@ def same(a, b):
 @given(rows=st.integers(0, 9), sequence=st.integers(1, 20), lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
        ignored=st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_packed_batches_keep_the_laws(rows, sequence, lengths, ignored, seed):
-    batch = corpus.packed(seed, rows, sequence, 11, lengths, ignored)
+    batch = packed(seed, rows, sequence, 11, lengths, ignored)
     check_laws(batch)
-    assert same(batch, corpus.packed(seed, rows, sequence, 11, lengths, ignored))
+    assert same(batch, packed(seed, rows, sequence, 11, lengths, ignored))
     masked = np.resize(ignored, rows) == 1
     assert (batch.targets[masked] == IGNORED).all()
     assert batch.count == (batch.targets >= 0).sum()
 
 
 def test_packed_batches_reach_the_hard_corners():
-    batch = corpus.packed(0, 4, 10, 11, lengths=(7, 1, 12), ignored=(0, 1))
+    batch = packed(0, 4, 10, 11, lengths=(7, 1, 12), ignored=(0, 1))
     assert (batch.position[:, 0] > 0).any()                                 # a row that begins within a document
     assert (np.diff(batch.document[0]) != 0).sum() >= 2                     # three documents in a row, one of a single token
     assert (batch.targets[1] == IGNORED).all() and (batch.targets[0] != IGNORED).any()
     with pytest.raises(ValueError, match="at least 1"):
-        corpus.packed(0, 2, 3, 11, lengths=())
+        packed(0, 2, 3, 11, lengths=())
 
 
 def test_rows_of_a_step_keep_the_laws(small):
@@ -112,18 +113,18 @@ def test_a_cut_batch_keeps_its_places(small):
 
 
 def test_the_default_text():
-    default = corpus.load(None, 256)
+    default = reading.load(None, 256)
     total = default.train.size + default.held_out.size
     assert default.held_out.size == total // 10 and total > 200_000
     assert default.train.tokens.max() < 256
-    documents = corpus.python_reference()
+    documents = reading.python_reference()
     assert len(documents) == len(set(documents)) > 30
 
 
 def test_form_feeds_separate_documents(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"one\f\ftwo two")
-    assert corpus.read_documents(path) == [b"one", b"two two"]
+    assert reading.read_documents(path) == [b"one", b"two two"]
 
 
 @pytest.mark.parametrize("content, sentence", [
@@ -133,11 +134,11 @@ def test_refused_texts(tmp_path, content, sentence):
     path = tmp_path / "text"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
-        corpus.load(path, 64)
+        reading.load(path, 64)
 
 
 def test_texts_that_are_no_files(tmp_path):
     with pytest.raises(ValueError, match="is a directory"):
-        corpus.load(tmp_path, 64)
+        reading.load(tmp_path, 64)
     with pytest.raises(ValueError, match="does not exist"):
-        corpus.load(tmp_path / "none", 64)
+        reading.load(tmp_path / "none", 64)

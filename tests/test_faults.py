@@ -2,6 +2,7 @@
 import pytest
 import strategies
 import strategies_comm
+import strategies_cp
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from refpar.comm.threads import ThreadWorld
 from refpar.oracle.faults import FAULTS, fault_named, property_of
 from refpar.oracle.plant import PlantedWorld
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")         # faulty code takes nothing from nothing
+
 IDS = [fault.name for fault in FAULTS]
 DRAWN = {
     "sharded_equals_single": strategies.situations(3),
@@ -18,6 +21,7 @@ DRAWN = {
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
+    "context_attention": strategies_cp.situations(4),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refpar.corpus import packed
 from refpar.nn import keyed
 from refpar.nn.dropout import attention_dropout, dropout
 from refpar.nn.seams import KEEP
 from refpar.oracle.equal import assert_equal
+from refpar.oracle.packed import packed
 
 KEY = keyed.key(0, "test", "draws")
 

@@ -22,7 +22,8 @@ from scans import (
 )
 
 from refpar import watch
-from refpar.config import Model, parse_model
+from refpar.config import Model
+from refpar.named import parse_model
 from refpar.nn.mamba1 import mamba1_layer, recurrence
 from refpar.nn.product import settle
 from refpar.nn.seams import Pair, Seams

@@ -9,8 +9,8 @@ from strategies import GPT2, TRANSFORMER, models, situations
 
 from refpar.cli import layout_of, parse
 from refpar.commands.verify import situation_of
-from refpar.config import parse_model
 from refpar.corpus import micro_batches
+from refpar.named import parse_model
 from refpar.oracle.properties import sharded_equals_single
 
 

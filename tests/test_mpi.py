@@ -10,7 +10,7 @@ from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
 
 from refpar import watch
 from refpar.comm import collectives, trees
-from refpar.comm.launch import launch, started
+from refpar.launch import launch, started
 from refpar.comm.mesh import Axis
 from refpar.comm.threads import ThreadWorld
 

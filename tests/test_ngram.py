@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from refpar import corpus, ngram
+from refpar import corpus, ngram, reading
 
 TRAIN = [b"the cat sat on the mat", b"a", b"the dog ate the cat", b"at"]
 HELD_OUT = [b"the rat sat", b"z", b"on a mat"]
@@ -49,7 +49,7 @@ def test_probabilities_sum_to_one(n, context):
 
 
 def test_judged_on_the_targets_of_the_held_out_windows():
-    text = corpus.load(None, 256)
+    text = reading.load(None, 256)
     losses = ngram.baselines(text)
     targets = ngram.codes(text.held_out, 1)[0]
     assert targets.size == corpus.held_out(text, 256).count

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refpar.comm.mesh import Axis
-from refpar.corpus import packed
+from refpar.oracle.packed import packed
 from refpar.parallel.order import ORDERS, columns, part_of
 
 

@@ -1,7 +1,7 @@
 """The two trees of pipelines, for any number of ranks."""
 import pytest
 
-from refpar.comm.pipelined import chain, children, segments, two_trees
+from refpar.algorithms.pipelined import chain, children, segments, two_trees
 
 
 @pytest.mark.parametrize("p", range(1, 40))

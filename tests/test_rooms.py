@@ -22,9 +22,11 @@ HEIGHTS = [
     ("nn",), ("comm",),
     ("parallel",),
     ("train", "checkpoint"),
+    ("algorithms", "launch", "reading", "named", "saves"),      # collectives by name; what a command is given, and where it writes
     ("sample", "progress", "trace", "imports"),
+    ("clock",),
     ("fit",),                                                   # a whole training run
-    ("plan",),                                                  # what things cost: formulas
+    ("plan", "schedules"),                                      # what things cost: formulas; pipelines by name, and in time
     ("oracle",),
     ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),
@@ -230,7 +232,7 @@ import numpy as np
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import PRESETS, Layout, Training
-from refpar.corpus import batch, load
+from refpar.corpus import batch, split
 from refpar.nn.build import build
 from refpar.nn.init import initial
 from refpar.train import State, train_step
@@ -241,7 +243,7 @@ def program(wire, model, training):
     params = initial(model, chain, 0, np.dtype(training.dtype))
     zeros = [{l: {n: np.zeros_like(a) for n, a in group.items()} for l, group in params.items()} for _ in range(2)]
     rows = slice(2 * wire.rank, 2 * wire.rank + 2)
-    text = load(None, training.sequence)
+    text = split("counting", [bytes(range(256)) * 4], training.sequence)
     state, report = train_step(chain, State(params, *zeros), [batch(text, training, 0, rows)], mesh, training)
     return report.loss
 

@@ -15,13 +15,13 @@ from strategies_comm import situations
 
 from refpar import watch
 from refpar.comm import collectives, trees
-from refpar.sanitizer.calls import REMEMBERED, Mismatch
 from refpar.comm.mesh import Axis, Mesh, groups
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Deadlock
 from refpar.config import Layout
 from refpar.oracle.cases_comm import CASES
 from refpar.oracle.situation_comm import CommSituation
+from refpar.sanitizer.calls import REMEMBERED, Mismatch
+from refpar.sanitizer.endings import Deadlock
 
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 CUT = {"reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"}

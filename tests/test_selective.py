@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scans import Sizes, assert_alike, cast, positions, sizes
 
 from refpar import watch
-from refpar.nn import scans
-from refpar.nn.scans import FORMS, quotient, sequential
+from refpar.oracle import scans
+from refpar.oracle.scans import FORMS, quotient, sequential
 from refpar.nn.seams import ALONE, Pair
 from refpar.nn.selective import (
     Summary,

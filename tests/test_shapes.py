@@ -9,15 +9,15 @@ import pytest
 import scans
 from tracer import Sizes, Tracer, comments_of
 
-from refpar import corpus
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Model, Training
 from refpar.nn import attention, mamba1, rope, scan
-from refpar.nn import scans as scan_forms
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_of
 from refpar.nn.init import initial
+from refpar.oracle import scans as scan_forms
+from refpar.oracle.packed import packed
 from refpar.parallel.fill import model as parallel_model
 from refpar.parallel.placement import cut
 from refpar.train import State, train_step
@@ -49,7 +49,7 @@ def step_of(wire, model: Model, fill=None, layout=None):
     params = initial(model, chain, 0, np.float64, cut=lambda name, dims: cut(model, dims, mesh))
     m, v = ({layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in params.items()} for _ in range(2))
     rows = slice(ROWS * mesh.axis("dp").index, ROWS * (mesh.axis("dp").index + 1))
-    batch = corpus.packed([0], training.rows, TOKENS, model.vocab, (7, 30, 4), (0.0, 0.5), 0).cut(rows)
+    batch = packed([0], training.rows, TOKENS, model.vocab, (7, 30, 4), (0.0, 0.5), 0).cut(rows)
     train_step(chain, State(params, m, v), [batch], mesh, training)
     loss_of(chain, params, batch)
 

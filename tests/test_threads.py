@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_wire import ping_pong
 
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import Aborted, Deadlock
+from refpar.sanitizer.endings import Aborted, Deadlock
 
 
 def swap(wire):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from started import ended, require_mpi, start
 
-from refpar import checkpoint, cli, fit
+from refpar import checkpoint, cli, fit, reading, saves
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.commands import train
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
     """Every array of a folder's last checkpoint."""
-    return checkpoint.flatten(checkpoint.load(checkpoint.latest(path))[0])
+    return checkpoint.flatten(checkpoint.load(saves.latest(path))[0])
 
 
 def log(path: Path, event="step") -> list[dict]:
@@ -54,7 +54,7 @@ def test_it_learns_and_logs(folder, capsys, model):
     assert steps[11]["loss"] < steps[0]["loss"] - 0.1 and steps[0]["targets"] == 40
     assert out.splitlines()[-1].endswith("not a preset's own run, so not judged") and "trigram" in out and "sample" in out
     assert "mpiexec -n 2 python -m mpi4py -m refpar" in err
-    assert checkpoint.latest(folder / "run").name == "step-000012.npz"
+    assert saves.latest(folder / "run").name == "step-000012.npz"
 
 
 def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch):
@@ -70,7 +70,7 @@ def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch):
         patch.setattr(fit, "train_step", stops)
         with pytest.raises(RuntimeError, match="the plug was pulled"):
             cli.main([*words, "broken"])
-    assert checkpoint.latest(folder / "broken").name == "step-000004.npz"
+    assert saves.latest(folder / "broken").name == "step-000004.npz"
     assert cli.main([*words, "broken", "--resume"]) == 0
     assert_bitwise(arrays(folder / "broken"), arrays(folder / "straight"))
     resumed = {line["step"]: line["loss"] for line in log(folder / "broken")}
@@ -117,9 +117,8 @@ def test_replicas_that_drift_apart_are_found(folder, capsys, monkeypatch):
 
 
 def test_held_out_loss_is_the_same_on_any_mesh(folder):
-    from refpar import corpus
     training = Training(rows=2, sequence=8, dtype="float64")
-    plan = fit.Plan(train.parse_model(TINY), Layout(), training, corpus.load("text.txt", 8), folder, 1)
+    plan = fit.Plan(train.parse_model(TINY), Layout(), training, reading.load("text.txt", 8), folder, 1)
     params = fit.fresh(plan).params
 
     def program(wire):
@@ -168,7 +167,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_a_good_checkpoint(folder):
         assert status != 0 and time.monotonic() - killed < 5
     finally:
         process.kill()
-    path = checkpoint.latest(out)
+    path = saves.latest(out)
     state, meta = checkpoint.load(path, train.parse_model(TINY))
     assert state["step"] % 2 == 0 and meta["layout"]["dp"] == 2
     assert not ranks_of(out)
@@ -183,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence(folder, ranks):
     status, out, err = ended(start(folder, "train", "--model", TINY, "--mesh", "dp=2", *SMALL, "--steps", "6", "--out", "run", ranks=ranks))
     assert status == 1 and "Traceback" not in out + err
     assert err.count("FAILED: writing into run: Is a directory; the last good checkpoint is in run\n") == 1
-    assert checkpoint.latest(folder / "run").name == "step-000002.npz"
+    assert saves.latest(folder / "run").name == "step-000002.npz"
 
 
 def test_a_full_disk_before_the_first_checkpoint(folder, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refpar import watch
 from refpar.config import PRESETS, Model, share
-from refpar.corpus import packed
+from refpar.oracle.packed import packed
 from refpar.nn import attention
 from refpar.nn import chain as chains
 from refpar.nn.build import build, plain

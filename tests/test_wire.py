@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refpar import watch
-from refpar.sanitizer.report import cycle
 from refpar.comm.threads import ThreadWorld
-from refpar.comm.wire import LIMIT, Deadlock, Leftover, gather_objects, pieces, recv_object, send_object, share_object
+from refpar.comm.wire import LIMIT, gather_objects, pieces, recv_object, send_object, share_object
+from refpar.sanitizer.endings import Deadlock, Leftover
+from refpar.sanitizer.report import cycle
 
 DTYPES = ["float64", "float32", "int64", "uint8", "bool", "complex128"]
 SHAPES = [(), (0,), (1,), (3, 0, 2), (5,), (2, 3), (9, 1, 4)]

@@ -16,8 +16,10 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar.comm import collectives, trees
-from refpar.comm.choose import ALGORITHMS, Task, chosen
+from refpar.algorithms import ALGORITHMS
+from refpar.algorithms.gather import gather, scatter
+from refpar.comm import collectives
+from refpar.comm.choose import Task, algorithm
 from refpar.comm.mesh import Axis
 from refpar.config import shares
 
@@ -42,8 +44,8 @@ OPERATIONS: dict[str, Operation] = {
                             lambda x, out, comm: comm.Alltoall(x, out)),
     "broadcast": Operation(collectives.broadcast, lambda x, out, comm: comm.Bcast(x)),
     "reduce": Operation(collectives.reduce, lambda x, out, comm: comm.Reduce(x, out)),
-    "gather": Operation(lambda x, axis: trees.gather(x[:1], axis, 0, [1] * axis.size), lambda x, out, comm: comm.Gather(x[0], out)),
-    "scatter": Operation(trees.scatter, lambda x, out, comm: comm.Scatter(x, out[0])),
+    "gather": Operation(lambda x, axis: gather(x[:1], axis, 0, [1] * axis.size), lambda x, out, comm: comm.Gather(x[0], out)),
+    "scatter": Operation(scatter, lambda x, out, comm: comm.Scatter(x, out[0])),
     "barrier": Operation(lambda x, axis: collectives.barrier(axis), lambda x, out, comm: comm.Barrier()),
 }
 
@@ -60,7 +62,7 @@ def timed(wire, name: str, nbytes: int, rounds: int, beside: bool) -> np.ndarray
     out = np.zeros_like(x)
     calls = [lambda: operation.library(x, out, wire.comm)] * beside
     for one in algorithms(name):
-        how = {"algorithm": one} if name in ALGORITHMS else {}
+        how = {"algorithm": ALGORITHMS[name][one]} if name in ALGORITHMS else {}
         calls.append(lambda how=how: operation.ours(x, axis, **how))
     return clocked(axis, calls, rounds)
 
@@ -88,7 +90,8 @@ def choice(name: str, nbytes: int, ranks: int) -> str | None:
     """What the table of algorithms would choose."""
     count = max(nbytes // 4 // ranks, 1) * ranks
     sizes = [shares(count, ranks)] * ranks if name == "all_to_all" else shares(count, ranks)
-    return chosen(name, None, Task(sizes, np.dtype(np.float32), [list(range(ranks))])) if name in ALGORITHMS else None
+    task = Task(sizes, np.dtype(np.float32), [list(range(ranks))])
+    return algorithm(name, None, task).name if name in ALGORITHMS else None
 
 
 def run(world) -> int:

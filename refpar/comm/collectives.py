@@ -7,7 +7,7 @@ case of their own.  Formulas for one rank, exact for uneven sizes, stand in `ref
 Arguments are never written, and what is returned may be the argument or a view of it: nobody writes to either.  The order of
 summation depends on the algorithm, p and the sizes alone, so a run repeats itself bitwise, and all ranks get the same bits.
 
-    algorithm    its name in the table; None: the table chooses, by bytes, ranks, nodes and dtype
+    algorithm    its name in the table, or itself (`refpar/algorithms` has more); None: the table chooses, by bytes, ranks and dtype
     op           a numpy ufunc that is associative and commutative: np.add, np.maximum, np.minimum, ...; "sum" below means this
     segment      bytes of a message of those algorithms that send long arrays bit by bit; None: as it is best
 """
@@ -17,12 +17,12 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm import choose
-from refpar.comm.choose import Task
+from refpar.comm.choose import Algorithm, Task
 from refpar.comm.shards import checked, from_front, part_of, row_of, slices, to_front
 
 
 @watch.collective
-def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int | None = None):
+def all_reduce(x, axis, op=np.add, algorithm: Algorithm | str | None = None, segment: int | None = None):
     """The sum of every rank's x, on all ranks: Partial -> Replicate or Invariant.  x of one shape on all ranks."""
     x = np.asarray(x, order="C")
     task = choose.task_of(x, axis, op=op, segment=segment)
@@ -30,7 +30,7 @@ def all_reduce(x, axis, op=np.add, algorithm: str | None = None, segment: int | 
 
 
 @watch.collective
-def reduce_scatter(x, axis, dim: int = 0, sizes=None, op=np.add, algorithm: str | None = None):
+def reduce_scatter(x, axis, dim: int = 0, sizes=None, op=np.add, algorithm: Algorithm | str | None = None):
     """The sum of every rank's x, of which rank i keeps shard i along `dim`: Partial -> Shard(dim).
 
     x [.., sum(sizes), ..] -> [.., sizes[i], ..].
@@ -44,7 +44,7 @@ def reduce_scatter(x, axis, dim: int = 0, sizes=None, op=np.add, algorithm: str 
 
 
 @watch.collective
-def all_gather(x, axis, dim: int, sizes, algorithm: str | None = None):
+def all_gather(x, axis, dim: int, sizes, algorithm: Algorithm | str | None = None):
     """Every rank's shard, side by side along `dim`, on all ranks: Shard(dim) -> Replicate or Invariant.
 
     x [.., sizes[i], ..] -> [.., sum(sizes), ..].
@@ -61,7 +61,7 @@ def all_gather(x, axis, dim: int, sizes, algorithm: str | None = None):
 
 
 @watch.collective
-def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int | None = None):
+def broadcast(x, axis, root: int = 0, algorithm: Algorithm | str | None = None, segment: int | None = None):
     """The root's x, on all ranks.  Elsewhere x says only the shape and dtype (`trees.like` makes one)."""
     _check_root("broadcast", root, axis)
     x = np.asarray(x, order="C") if axis.index == root else x
@@ -70,7 +70,7 @@ def broadcast(x, axis, root: int = 0, algorithm: str | None = None, segment: int
 
 
 @watch.collective
-def reduce(x, axis, root: int = 0, op=np.add, algorithm: str | None = None, segment: int | None = None):
+def reduce(x, axis, root: int = 0, op=np.add, algorithm: Algorithm | str | None = None, segment: int | None = None):
     """The sum of every rank's x, on the root; None elsewhere.  x of one shape on all ranks."""
     _check_root("reduce", root, axis)
     x = np.asarray(x, order="C")
@@ -84,7 +84,7 @@ def _check_root(call: str, root: int, axis):
 
 
 @watch.collective
-def exchange(blocks, axis, shapes, algorithm: str | None = None):
+def exchange(blocks, axis, shapes, algorithm: Algorithm | str | None = None):
     """Block j of every rank goes to rank j: blocks of any shapes, and `shapes` are those that will arrive, one for each rank.
 
     Returns the arrived blocks in the order of the ranks (this rank's own among them, as it was given).
@@ -99,7 +99,7 @@ def exchange(blocks, axis, shapes, algorithm: str | None = None):
 
 
 @watch.collective
-def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes, algorithm: str | None = None):
+def all_to_all(x, axis, split: int, split_sizes, join: int, join_sizes, algorithm: Algorithm | str | None = None):
     """One array, cut along `join`, becomes cut along `split`: Shard(join) -> Shard(split).
 
     x [.., sum(split_sizes), .., join_sizes[i], ..] -> [.., split_sizes[i], .., sum(join_sizes), ..]: rank i cuts its shard along

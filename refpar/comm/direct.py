@@ -21,30 +21,20 @@ def exchange(blocks, axis, shapes) -> list:
 
     Messages p-1; elements all but the own block; time (p-1) alpha + (p-1)/p n beta, for n bytes of blocks on each rank.
     """
-    arrived = _room(blocks, axis, shapes)
-    requests = [axis.irecv(arrived[source], source) for source in _others(axis, -1)]
-    requests += [axis.isend(np.asarray(blocks[to], order="C"), to) for to in _others(axis, 1)]
+    arrived = room(blocks, axis, shapes)
+    requests = [axis.irecv(arrived[source], source) for source in others(axis, -1)]
+    requests += [axis.isend(np.asarray(blocks[to], order="C"), to) for to in others(axis, 1)]
     for request in requests:
         request.wait()
     return arrived
 
 
-def pairwise(blocks, axis, shapes) -> list:
-    """The same messages, one step after the other: only one block is under way at a time, which spares a crowded network."""
-    arrived = _room(blocks, axis, shapes)
-    for source, to in zip(_others(axis, -1), _others(axis, 1)):
-        coming = axis.irecv(arrived[source], source)
-        axis.send(np.asarray(blocks[to], order="C"), to)
-        coming.wait()
-    return arrived
-
-
-def _others(axis, way: int) -> list[int]:
+def others(axis, way: int) -> list[int]:
     """The other ranks, the nearest to the right (1) or to the left (-1) first."""
     return [(axis.index + way * step) % axis.size for step in range(1, axis.size)]
 
 
-def _room(blocks, axis, shapes) -> list:
+def room(blocks, axis, shapes) -> list:
     """Where the others' blocks will arrive, in the order of ranks, beside the own block."""
     mine = blocks[axis.index]
     arrived = [mine if source == axis.index else np.empty(shape, mine.dtype) for source, shape in enumerate(shapes)]

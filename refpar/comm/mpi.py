@@ -25,9 +25,11 @@ from contextvars import Context
 
 from mpi4py import MPI
 
-from refpar.comm.board import TICK, NoBoard, hang_up
+from refpar.sanitizer import board
+from refpar.sanitizer.board import TICK, NoBoard
+from refpar.sanitizer.endings import Aborted, require_settled
 from refpar.sanitizer.report import WIRES, Wait, errand_text, site, wait_of
-from refpar.comm.wire import INTERRUPTED, LIMIT, Aborted, Failed, Wire, bytes_of, gather_objects, pieces, require_settled, share_object
+from refpar.comm.wire import INTERRUPTED, LIMIT, Failed, Wire, bytes_of, gather_objects, pieces, share_object
 
 NAP = 20e-6             # seconds between two tests of a wait
 DRAIN = 0.25            # seconds for mpiexec to pass on what a failed rank printed: it drops what it has not read when it aborts
@@ -158,8 +160,15 @@ class MpiWorld:
 
 def shared_board(comm):
     """A board for the ranks of `comm`, unless they are on several machines."""
-    near = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    return hang_up(MpiWire(comm, comm.size, NoBoard())) if near.size == comm.size else NoBoard()
+    if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
+        return NoBoard()
+    wire = MpiWire(comm, comm.size, NoBoard())
+    path = share_object(wire, board.hang_up(wire.size) if wire.rank == 0 else None)
+    mine = board.opened(path, wire.size, wire.rank)
+    boards = share_object(wire, gather_objects(wire, type(mine)))
+    if wire.rank == 0:
+        board.take_name(path)
+    return NoBoard() if NoBoard in boards else mine
 
 
 @contextmanager

@@ -24,8 +24,9 @@ import numpy as np
 from refpar import watch
 from refpar.sanitizer import poison
 from refpar.sanitizer.calls import Mismatch, Roll, same_errand
+from refpar.sanitizer.endings import Aborted, Deadlock, require_settled
 from refpar.sanitizer.report import buffer_text, deadlock_text, ends_text, errand_text, in_words, letters_text, site, wait_of
-from refpar.comm.wire import Aborted, Deadlock, Wire, bytes_of, require_settled
+from refpar.comm.wire import Wire, bytes_of
 
 
 class ThreadWorld:
@@ -45,9 +46,12 @@ class ThreadWorld:
         """
         if size < 1:
             raise ValueError(f"run: a world has 1 rank or more, not {size}")
-        if self.seed is None:
-            return Baton(size, self.eager, first_come, restless=False).run(program, args)
-        return Baton(size, self.eager, random.Random(self.seed).choice, restless=True).run(program, args)
+        choose = first_come if self.seed is None else random.Random(self.seed).choice
+        return self.baton(size, choose).run(program, args)
+
+    def baton(self, size: int, choose) -> Baton:
+        """What hands the ranks of one run their turns; a world that keeps virtual time has its own (`refpar/clock.py`)."""
+        return Baton(size, self.eager, choose, restless=self.seed is not None)
 
     def leave(self, status: int):
         """End the program with `status`."""
@@ -96,6 +100,7 @@ class ThreadWire(Wire):
     def complete(self, request):
         while not self._done(request):
             self.baton.block(self.rank, request)
+        self.baton.waited(request)
         letter, array = request.state, request.array
         if request.way == "send":
             if not letter.data.startswith(bytes_of(array)):         # as long as the data: equal, and nothing is copied
@@ -140,7 +145,7 @@ def first_difference(was, now) -> str:
 class Baton:
     """One run.  Whoever holds the baton is the only thread that runs, so nothing here needs another lock.
 
-    choose(ready) -> rank takes the next one from the ranks that can go on, longest ready first; a clock may choose too.
+    choose(ready) -> rank takes the next one from the ranks that can go on, longest ready first.
     restless: the baton goes round at every message, not only where a rank must wait.
     """
 
@@ -250,12 +255,18 @@ class Baton:
             letter = others[way].popleft()
         if not same_errand(letter.request.errand, receive.errand):
             raise Mismatch("mismatch: a message meets a receive that does not belong to it" + ends_text(letter.request, receive))
-        receive.state = letter
-        letter.met = True
-        for rank in way[:2]:
-            if rank in self.waiting and self.waiting[rank].state is letter:
-                del self.waiting[rank]
-                self.ready.append(rank)
+        self.meet(letter, receive)
+
+    def meet(self, letter, receive):
+        """They belong together: whoever waits for either can go on."""
+        receive.state, letter.met = letter, True
+        for request in (letter.request, receive):
+            if self.waiting.get(request.wire.rank) is request:
+                del self.waiting[request.wire.rank]
+                self.ready.append(request.wire.rank)
+
+    def waited(self, request):
+        """A rank's wait for `request` is over: a clock wants to know."""
 
     def _deadlock(self):
         """Called by a rank that found nobody ready; all others stand in `block`."""

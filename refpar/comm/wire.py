@@ -16,24 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.sanitizer.calls import Call, Calls, Mismatch, disagreement
-from refpar.sanitizer.report import leftovers, other_dtypes, site_of_call
+from refpar.sanitizer.calls import Call, Calls
+from refpar.sanitizer.endings import Leftover
+from refpar.sanitizer.report import site_of_call
 
 LIMIT = 2**31 - 1       # bytes: MPI counts in C ints
 INTERRUPTED = 130       # exit status of Ctrl-C, as shells say it
 TAGS = 2**15            # MPI promises tags up to 32767
-
-
-class Deadlock(RuntimeError):
-    """No rank can go on; the text says who waits for whom."""
-
-
-class Leftover(RuntimeError):
-    """A run ended with messages that nobody received; the text says who sent what to whom."""
-
-
-class Aborted(BaseException):
-    """Wakes a rank because another one failed.  Not an Exception, so that `except Exception` does not swallow it."""
 
 
 class Failed(RuntimeError):
@@ -154,20 +143,6 @@ class Wire:
         messages, total, kinds = self.books.get(key, (0, 0, 0))
         self.books[key] = messages + 1, total + nbytes, kinds + nbytes * ord(dtype.kind)
         watch.message(request.way, request.peer, request.array, request.errand)
-
-
-def require_settled(wires: list):
-    """Raise Mismatch or Leftover unless all ranks of a run called the same collectives and received every message.  wires: of
-    all ranks, after all have returned; or whatever else has their `calls` and `books`."""
-    told = disagreement([wire.calls for wire in wires])
-    if told:
-        raise Mismatch(told)
-    found = leftovers([wire.books for wire in wires])
-    if found:
-        raise Leftover("all ranks have returned, but nobody received\n  " + "\n  ".join(found))
-    found = other_dtypes([wire.books for wire in wires])
-    if found:
-        raise Mismatch("mismatch: not every message was received as the dtype that it was sent as\n  " + "\n  ".join(found))
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

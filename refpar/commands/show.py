@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 from typing import Callable, NamedTuple
 
-from refpar.config import Layout, parse_model
+from refpar.config import Layout
+from refpar.named import parse_model
 
 
 class Job(NamedTuple):

@@ -16,12 +16,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from refpar import corpus, ngram
+from refpar import ngram, reading
 from refpar.cli import check_ranks, training_of
 from refpar.comm.mesh import Mesh
 from refpar.commands.memory import keep_pages
-from refpar.config import PRESETS, TRAININGS, Layout, Model, Training, describe_model, parse_model
+from refpar.config import PRESETS, TRAININGS, Layout, Model, Training
 from refpar.fit import Plan, fit, fresh, held_out_loss, left_in, stored
+from refpar.named import describe_model, parse_model
 from refpar.nn.build import build
 from refpar.progress import Progress
 from refpar.sample import sample
@@ -60,7 +61,7 @@ def prepare(world, args) -> Job:
     sampled = min(300, sample_room(model)) if args.sample is None else args.sample
     model.require_positions(sampled and PROMPT + sampled - 1, f"--sample {sampled} after a prompt of {PROMPT} bytes")
     judged = args.text is None and is_preset(model, training)
-    plan = Plan(model, layout, training, corpus.load(args.text, training.sequence), Path(), args.save_every or 100)
+    plan = Plan(model, layout, training, reading.load(args.text, training.sequence), Path(), args.save_every or 100)
     plan = plan._replace(folder=args.out or default_folder(plan))
     check_folder(plan.folder, args.resume)
     control = None

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refpar.cli import attribute, check_ranks, layout_of
-from refpar.config import FAMILIES, FILLINGS, PRESETS, Layout, describe_model, parse_model
+from refpar.config import FAMILIES, FILLINGS, PRESETS, Layout
+from refpar.named import describe_model, parse_model
 from refpar.oracle.books import Books
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded

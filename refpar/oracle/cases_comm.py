@@ -10,7 +10,9 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.comm import choose, collectives, pairs, ring, trees
+from refpar.algorithms import ALGORITHMS
+from refpar.algorithms.gather import gather, scatter
+from refpar.comm import choose, collectives, pairs, ring
 from refpar.comm.mesh import nodes
 from refpar.config import shares
 from refpar.oracle.situation_comm import CommSituation as S
@@ -116,7 +118,7 @@ def _arriving(axis, s: S) -> list[tuple]:
 
 def _of_table(operation: str, name: str | None) -> Case:
     """One algorithm of an operation, or what the table chooses."""
-    how = {} if name is None else {"algorithm": name}
+    how = {} if name is None else {"algorithm": ALGORITHMS[operation][name]}
     given, run, meaning, sizes = {
         "all_reduce": (_whole, lambda x, axis, s: collectives.all_reduce(x, axis, s.ufunc, segment=s.segment, **how),
                        lambda xs, s: [_reduced(xs, s)] * s.size, _flat),
@@ -141,13 +143,13 @@ def _ring(x, axis, s: S):
 
 
 CASES: dict[str, Case] = {
-    **{operation: _of_table(operation, None) for operation in choose.ALGORITHMS},
-    **{f"{operation} {name}": _of_table(operation, name) for operation, known in choose.ALGORITHMS.items() for name in known},
+    **{operation: _of_table(operation, None) for operation in ALGORITHMS},
+    **{f"{operation} {name}": _of_table(operation, name) for operation, known in ALGORITHMS.items() for name in known},
     "gather": Case(
-        "gather", lambda x, axis, s: trees.gather(x, axis, s.dim, s.sizes, s.root), _shard,
+        "gather", lambda x, axis, s: gather(x, axis, s.dim, s.sizes, s.root), _shard,
         lambda xs, s: _on_root(np.concatenate(xs, axis=s.dim), s), _formula(lambda i, s: volume.gather(i, _along(s), s.root))),
     "scatter": Case(
-        "scatter", lambda x, axis, s: trees.scatter(x, axis, s.dim, s.sizes, s.root), _whole,
+        "scatter", lambda x, axis, s: scatter(x, axis, s.dim, s.sizes, s.root), _whole,
         lambda xs, s: _cut(xs[s.root], s.dim, s.sizes), _formula(lambda i, s: volume.scatter(i, _along(s), s.root))),
     "send_along": Case(
         "send_along", lambda x, axis, s: pairs.send_along(x, axis, 1), _whole,

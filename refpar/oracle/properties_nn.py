@@ -207,7 +207,7 @@ def with_pads(batch: Batch, pads: int, vocab: int, rng) -> tuple[Batch, tuple]:
     rows, tokens = batch.tokens.shape
     columns = [np.sort(rng.permutation(tokens + pads)[:tokens]) for _ in range(rows)]
     place, shape = (np.arange(rows)[:, None], np.stack(columns)), (rows, tokens + pads)
-    document = batch.document.min() - 1         # ids may be any whole numbers
+    document = batch.document.min(initial=0) - 1         # ids may be any whole numbers
     wide = [rng.integers(0, vocab, shape), *(np.full(shape, pad) for pad in (-1, -1, document, -1))]
     for array, of_tokens in zip(wide, batch[:5]):
         array[place] = of_tokens

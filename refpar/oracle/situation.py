@@ -8,8 +8,10 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cache
 
-from refpar import corpus
-from refpar.config import AXES, FILLINGS, PRESETS, Layout, Model, Training, describe_model
+from refpar import corpus, reading
+from refpar.config import AXES, FILLINGS, PRESETS, Layout, Model, Training
+from refpar.named import describe_model
+from refpar.oracle.packed import packed
 
 OPTIONS = ("steps", "rows", "sequence", "micro_batches", "optimizer", "rate", "clip", "seed", "dtype")    # of verify, and of Training
 PROOF = Training(steps=2, rows=8, sequence=64, warmup=0, rate=1e-2, clip=0.5, dtype="float64")
@@ -40,7 +42,7 @@ class Situation:
         training = self.training
         if not self.documents:
             return corpus.batch(_default_text(training.sequence), dataclasses.replace(training, rows=self.rows(step)), step, rows)
-        return corpus.packed([training.seed, step], self.rows(step), training.sequence, self.model.vocab, self.documents,
+        return packed([training.seed, step], self.rows(step), training.sequence, self.model.vocab, self.documents,
                              self.ignored, step).cut(rows)
 
     def command(self) -> str:
@@ -72,4 +74,4 @@ class Situation:
 
 @cache
 def _default_text(sequence: int) -> corpus.Corpus:
-    return corpus.load(None, sequence)
+    return reading.load(None, sequence)

@@ -1,16 +1,18 @@
 """A schedule is checked before the first message: complete, ordered, within its memory, and free of deadlock.
 
 What is wrong is told in one sentence, with the grid and the place in brackets.  Deadlock is judged for the hardest wire, on which a
-send ends only when its receive is posted (a rendezvous).  Each rank does as the runner does: for every step in turn it posts the
-receives of the next one, waits for its own, runs, posts its sends, and waits for those of the step before.  Buffered wires would hide
-a deadlock, and the schedule would hang on another machine (F9 of the catalogue of faults).
+send ends only when its receive is posted (a rendezvous): a wire that buffers would hide it, and the schedule would hang on
+another machine (F9 of the catalogue of faults).  What is promised is promised to a runner that, for every step in turn, posts the receives of the next step
+that has any, waits for its own, runs, posts its sends, and waits for the send before that of the same kind and stage.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from typing import NamedTuple
 
-from refpar.parallel.schedule import Op, Schedule, Step, text
+from refpar.parallel.schedule import Op, Schedule, text
 
 
 class Rule(NamedTuple):
@@ -24,25 +26,18 @@ def check(schedule: Schedule, rule: Rule = Rule()):
     """Refuse a schedule that cannot be obeyed: ValueError."""
     where = _complete(schedule)
     _ordered(schedule, where)
+    _in_turn(schedule, where)
     for rank, (held, bound) in enumerate(zip(in_flight(schedule), schedule.bound)):
-        most, at = max((count, -at) for at, count in enumerate([0, *held]))
-        if most > bound:
-            _refuse(schedule, f"rank {rank} holds activations of {most} ops, and its bound is {bound}", (rank, -at - 1))
+        if (most := max(held, default=0)) > bound:
+            _refuse(schedule, f"rank {rank} holds activations of {most} ops, and its bound is {bound}", (rank, held.index(most)))
     _alive(schedule, where, rule)
 
 
 def in_flight(schedule: Schedule) -> list[list[int]]:
-    """How many ops' activations each rank holds after each step's forward: from F to W; forward alone keeps nothing."""
-    held = []
-    for row in schedule.rows:
-        count, counts = 0, []
-        for step in row:
-            kinds = [part.kind for op in step for part in op.parts]
-            count += kinds.count("F") * schedule.backward
-            counts.append(count)
-            count -= kinds.count("W")
-        held.append(counts)
-    return held
+    """How many ops' activations each rank holds while it runs each step: from F to W; forward alone keeps nothing."""
+    kinds = [["".join(op.kind for op in step) * schedule.backward for step in row] for row in schedule.rows]
+    return [[begun - ended for begun, ended in zip(accumulate(step.count("F") for step in row),
+                                                   accumulate((step.count("W") for step in row), initial=0))] for row in kinds]
 
 
 def _refuse(schedule: Schedule, sentence: str, *places: tuple[int, int]):
@@ -80,64 +75,47 @@ def _ordered(schedule: Schedule, where: dict[Op, tuple[int, int]]):
                         (rank, at), (rank, before))
 
 
-@dataclass
-class _Walk:
-    """All ranks, walked as far as they come.  at: steps that each has run.  sent: for each of its last steps whose sends it has not
-    waited for, the messages as (op, peer, step of the peer that receives)."""
-    schedule: Schedule
-    where: dict[Op, tuple[int, int]]
-    rule: Rule
-    at: list[int] = field(init=False)
-    sent: list[list[list]] = field(init=False)
-
-    def __post_init__(self):
-        self.at, self.sent = [0 for _ in self.schedule.rows], [[] for _ in self.schedule.rows]
-        while sum([self.go(rank) for rank in range(len(self.at))]):
-            pass
-
-    def go(self, rank: int) -> int:
-        """Let a rank run until it waits; how many moves it made."""
-        moves, row = 0, self.schedule.rows[rank]
-        while not self.ended(rank) and not self.waits(rank):
-            if self.owes(rank):
-                self.sent[rank].pop(0)
-            else:
-                self.sent[rank].append(self.sends(rank, row[self.at[rank]]))
-                self.at[rank] += 1
-            moves += 1
-        return moves
-
-    def ended(self, rank: int) -> bool:
-        return self.at[rank] == len(self.schedule.rows[rank]) and not self.sent[rank]
-
-    def owes(self, rank: int) -> bool:
-        """Must this rank wait for sends before it goes on?"""
-        return len(self.sent[rank]) > self.rule.behind or self.at[rank] == len(self.schedule.rows[rank])
-
-    def sends(self, rank: int, step: Step) -> list:
-        takers = [(op, op._replace(kind=op.kind[0], stage=self.schedule.taker(op))) for op in step
-                  if self.schedule.taker(op) is not None]
-        return [(op, *self.where[taker]) for op, taker in takers if self.where[taker][0] != rank]
-
-    def waits(self, rank: int) -> str:
-        """What keeps a rank from going on, in words; nothing where it may."""
-        if self.owes(rank):
-            for op, peer, step in self.sent[rank][0]:
-                if step > self.at[peer] + self.rule.ahead - (len(self.sent[peer]) > self.rule.behind):
-                    return f"rank {rank} waits until rank {peer} takes {op}"
-            return ""
-        step = self.schedule.rows[rank][self.at[rank]]
-        for need in [need for op in step for need in self.schedule.needs(op)]:
-            there, index = self.where[need]
-            if self.at[there] <= index:
-                return f"rank {rank} waits before {text(step)} for {need} of rank {there}"
-        return ""
+def _in_turn(schedule: Schedule, where: dict[Op, tuple[int, int]]):
+    """A stage takes what another rank sends to it in the order in which that one sends it: one tag for each (kind, stage) will do."""
+    latest: dict[tuple[str, int], tuple[int, int, Op]] = {}                 # (kind, stage) -> (step that sent, step that took, op)
+    for rank, at, op in schedule.ops():
+        for need in schedule.needs(op):
+            there, sent = where[need]
+            if there != rank:
+                before, place, other = latest.get((need.kind, op.stage), (-1, at, op))
+                if sent < before:
+                    _refuse(schedule, f"{op} stands behind {other} on rank {rank}, and rank {there} sends {need} before what that takes",
+                            (rank, at), (rank, place))
+                latest[need.kind, op.stage] = sent, at, op
 
 
 def _alive(schedule: Schedule, where: dict[Op, tuple[int, int]], rule: Rule):
-    """Refuse what hangs where a send ends only when its receive is posted."""
-    walk = _Walk(schedule, where, rule)
-    stuck = [rank for rank in range(len(walk.at)) if not walk.ended(rank)]
-    if stuck:
-        _refuse(schedule, f"deadlock: {'; '.join(walk.waits(rank) for rank in stuck)}",
-                *((rank, walk.at[rank] - len(walk.sent[rank]) if walk.owes(rank) else walk.at[rank]) for rank in stuck))
+    """No circle in who waits for whom, where a send ends only when its receive is posted.  Each step is two events: it runs, when what
+    it needs has run and the step before is over; it is over, when the sends that it has to wait for are met."""
+    receives = [[at for at, step in enumerate(row) if any(where[need][0] != rank for op in step for need in schedule.needs(op))]
+                for rank, row in enumerate(schedule.rows)]
+    sent: dict[tuple[str, int], list] = defaultdict(list)                   # (kind, stage) -> (peer, its step that receives) in turn
+    waits: dict[tuple[int, int, bool], list] = defaultdict(list)            # (rank, step, is it over) -> the events that must come first
+    for rank, at, op in schedule.ops():
+        waits[rank, at, False] += [(rank, at - 1, True)] * (at > 0) + [(*where[need], False) for need in schedule.needs(op)]
+        waits[rank, at, True] += [(rank, at, False)]
+        peer, there = where.get(Op(op.kind[0], schedule.taker(op), *op[2:]), (rank, at))
+        if peer != rank:
+            messages = sent[op.kind[0], op.stage]
+            messages.append((peer, there))
+            if len(messages) > rule.behind:
+                peer, there = messages[len(messages) - 1 - rule.behind]
+                order = receives[peer].index(there) - rule.ahead            # posted when the peer comes to that step that receives
+                posted = receives[peer][order] if order >= 0 else 0
+                waits[rank, at, True] += [(peer, posted - 1, True)] * (posted > 0)
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as circle:
+        _deadlock(schedule, circle.args[1][::-1])
+
+
+def _deadlock(schedule: Schedule, circle: list[tuple[int, int, bool]]):
+    """Tell a circle of events, each of which waits for the next."""
+    turns = [event for event, after in zip(circle[1:], circle) if event[0] != after[0]] or circle[:1]
+    told = [f"rank {rank} {'with what it sent by' if over else 'before'} {text(schedule.rows[rank][at])}" for rank, at, over in turns]
+    _refuse(schedule, "deadlock: " + ", waits for ".join([*told, f"rank {turns[0][0]}"]), *(event[:2] for event in turns))

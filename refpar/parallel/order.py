@@ -48,6 +48,13 @@ def way_of(config: Model, layout: Layout) -> str:
     return layout.cp_attention if "attention" in config.pattern else "contiguous"
 
 
+def together(whole: Batch, way: str, ranks: int, some) -> Batch:
+    """The part of a batch of whole rows that some of so many cp ranks hold, one rank after the other.  It keeps the whole: from it
+    anybody knows where the tokens of every other rank stand."""
+    held = np.concatenate([columns(way, whole.tokens.shape[1], ranks, rank) for rank in some])
+    return whole.cut(columns=held)._replace(whole=whole)
+
+
 def part_of(batch: Batch, way: str, cp) -> Batch:
-    """This cp rank's part of a batch of whole rows, which it keeps as `whole`: whose places the other ranks' tokens have."""
-    return batch.cut(columns=columns(way, batch.tokens.shape[1], cp.size, cp.index))._replace(whole=batch)
+    """This cp rank's part of a batch of whole rows."""
+    return together(batch, way, cp.size, [cp.index])

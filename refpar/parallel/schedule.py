@@ -10,16 +10,12 @@ have one op; DualPipe's pair, a forward and a backward of two directions that hi
 
 and prints as `2F0`: stage 2, forward, micro-batch 0; slice 1 of it is `2F0.1`; a pair is joined, `3F2+4BW0`.  A model may have
 `copies`, that of DualPipe's second direction: stages 0 to depth-1 are the first copy, the next depth the second, and micro-batch i
-goes through copy i modulo copies.
+goes through copy i modulo copies.  `refpar/schedules/` makes schedules and parses them.
 """
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Iterator, NamedTuple
-
-OP = re.compile(r"(\d+)(F|BW|B|W)(\d+)(?:\.(\d+))?")
-
 
 class Op(NamedTuple):
     """One piece of work of one stage on one micro-batch, or on a slice of it."""
@@ -55,17 +51,11 @@ class Schedule:
     flush: bool = True
 
     def __post_init__(self):
-        ranks = len(self.rows)
-        for holds, sentence in (
-                (min(self.micros, self.slices, self.copies, ranks, len(self.places)) >= 1,
-                 f"{self.micros} micro-batches of {self.slices} slices on {len(self.places)} stages in {self.copies} copies on "
-                 f"{ranks} ranks: each must be at least 1"),
-                (len(self.places) % self.copies == 0,
-                 f"{len(self.places)} stages must be a multiple of the {self.copies} copies of the model"),
-                (all(0 <= rank < ranks for rank in self.places), f"places={self.places} must name ranks from 0 to {ranks - 1}"),
-                (len(self.bound) == ranks, f"bound={self.bound} must have a number for each of {ranks} ranks")):
-            if not holds:
-                raise ValueError(f"schedule {self.name}: {sentence}")
+        ranks, stages = len(self.rows), len(self.places)
+        if min(self.micros, self.slices, self.copies, ranks, stages) < 1 or stages % self.copies or len(self.bound) != ranks \
+                or not set(self.places) <= set(range(ranks)):
+            raise ValueError(f"schedule {self.name}: {self.micros} micro-batches of {self.slices} slices, places={self.places} in "
+                             f"{self.copies} copies and bound={self.bound} do not fit {ranks} ranks")
 
     @property
     def depth(self) -> int:
@@ -112,24 +102,3 @@ class Schedule:
 def text(step: Step) -> str:
     """A step as it prints: `2F0`, or `3F2+4BW0`."""
     return "+".join(map(str, step))
-
-
-def parse(told: str) -> Schedule:
-    """The schedule that printed as `told`."""
-    head, *rows = told.strip().splitlines()
-    word, name, *numbers = head.split()
-    fields = dict(number.split("=", 1) for number in numbers if "=" in number)
-    whole = ("micros", "slices", "copies", "backward", "flush")
-    if word != "schedule" or set(fields) != {*whole, "places", "bound"}:
-        raise ValueError(f"{head!r} must be `schedule NAME` and {' '.join(f'{field}=N' for field in (*whole, 'places', 'bound'))}")
-    lists = {field: tuple(map(int, fields[field].split(","))) for field in ("places", "bound")}
-    micros, slices, copies, backward, flush = (int(fields[field]) for field in whole)
-    steps = tuple(tuple(tuple(map(_op, step.split("+"))) for step in row.split(":", 1)[1].split()) for row in rows)
-    return Schedule(name, steps, micros=micros, slices=slices, copies=copies, backward=bool(backward), flush=bool(flush), **lists)
-
-
-def _op(word: str) -> Op:
-    found = OP.fullmatch(word)
-    if found is None:
-        raise ValueError(f"{word!r} is no op: stage, kind (F, B, W or BW) and micro-batch are written as 2F0, a slice as 2F0.1")
-    return Op(found[2], int(found[1]), int(found[3]), int(found[4] or 0))

@@ -10,7 +10,7 @@ Parts are even, p is a power of 2 but for rings and chains, and k are the segmen
 For all_to_all n is the bytes of the blocks on each rank, else those of the whole array.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005); for two trees
-Sanders, Speck and Träff (2009).  A test holds these beside the clock of a simulated network of that kind.
+Sanders, Speck and Träff (2009).  A test holds these beside virtual time (`refpar/clock.py`).
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each algorithm of the table of collectives (`refpar/comm/choose.py`) sends: its formula, in bytes, for one rank.
+"""What each algorithm of the catalogue (`refpar/algorithms`) sends: its formula, in bytes, for one rank.
 
 A formula gets the rank's index and the Task, which is what all ranks know of a call, and answers in elements; `promised` makes bytes of
 them.  A test holds these against the ledger of real runs, for every algorithm, any number of ranks, even and uneven sizes.
@@ -9,8 +9,8 @@ from typing import Callable
 
 import numpy as np
 
-from refpar.comm.choose import Task, chosen
-from refpar.comm.pipelined import chain, elements, two_trees
+from refpar.algorithms.pipelined import chain, elements, two_trees
+from refpar.comm.choose import Task, algorithm
 from refpar.comm.rounding import travels_as
 from refpar.config import shares
 from refpar.plan import volume
@@ -61,8 +61,8 @@ FORMULAS: dict[str, dict[str, Callable[[int, Task], Volume]]] = {
 
 
 def promised(operation: str, name: str | None, i: int, task: Task) -> Volume:
-    """Messages and BYTES of rank i; name None: of what the table chooses."""
-    name = chosen(operation, name, task)
+    """Messages and BYTES of rank i; name None: of what the core's table chooses."""
+    name = name or algorithm(operation, None, task).name
     return FORMULAS[operation][name](i, task).times(travels(operation, name, task.dtype).itemsize)
 
 

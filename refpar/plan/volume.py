@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple
 
-from refpar.comm import bruck, pipelined
+from refpar.algorithms import bruck, pipelined
+from refpar.algorithms.gather import end
+from refpar.algorithms.hierarchical import share_lengths, width
 from refpar.comm.doubling import doublings, fold, halvings
-from refpar.comm.hierarchical import share_lengths, width
-from refpar.comm.trees import children, end
+from refpar.comm.trees import children
 from refpar.config import shares
 
 

@@ -93,11 +93,14 @@ def name_of(dtype) -> str:
 
 
 def plain(value):
-    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy, "add" for np.add."""
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [one if type(one) is int else plain(one) for one in value]
+    """An option as it is compared: [2, 1] for a tuple, an array or a list, 2 for a number of numpy, "add" for np.add, its name for an
+    algorithm."""
     if isinstance(value, np.ufunc):
         return value.__name__
+    if hasattr(value, "name"):
+        return value.name
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [one if type(one) is int else plain(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -8,7 +8,7 @@ from refpar import watch
 
 HERE = os.path.dirname(__file__)
 ROOM = os.path.join(os.path.dirname(HERE), "comm")              # whose frames are not the program's
-WIRES = {os.path.join(ROOM, name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py", "board.py")} | {__file__}
+WIRES = {os.path.join(ROOM, name) for name in ("wire.py", "mesh.py", "threads.py", "mpi.py")} | {os.path.join(HERE, "board.py"), __file__}
 NONE = ", for no collective"
 
 

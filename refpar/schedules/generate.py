@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable
 
 from refpar.parallel.schedule import Op, Schedule
-from refpar.plan.bubble import FORMULAS, Sizes
+from refpar.plan.bubble import Sizes, held
 from refpar.schedules.dualpipe import dualpipe
 from refpar.schedules.vshape import zb_v
 
@@ -118,5 +118,4 @@ def generate(name: str, ranks: int, micros: int, virtual: int | None = None, sli
     made = {"places": tuple(range(ranks)), "slices": K} | GENERATORS[name](sizes)
     steps = (((op,) if isinstance(op, Op) else op for op in row) for row in made.pop("rows"))
     rows = tuple(tuple(kept for step in row if (kept := tuple(op for op in step if op.micro < micros))) for row in steps)
-    bound = tuple(FORMULAS[name].held(sizes, rank) for rank in range(ranks))
-    return Schedule(name, rows, micros=micros, bound=bound, **made)
+    return Schedule(name, rows, micros=micros, bound=held(name, sizes), **made)

@@ -53,9 +53,14 @@ class Timeline:
         return [sum(end - start for start, end in row) for row in self.times]
 
     @property
+    def idle(self) -> list:
+        """What the longest span has above each rank's work."""
+        return [max(self.spans) - busy for busy in self.busy]
+
+    @property
     def bubble(self):
-        """What the longest span has above the work of the busiest rank: time that the schedule wastes."""
-        return max(self.spans) - max(self.busy)
+        """The time that is wasted: the longest idle."""
+        return max(self.idle)
 
     @property
     def rate(self):

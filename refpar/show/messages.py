@@ -12,8 +12,10 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from refpar.comm import collectives, trees
-from refpar.comm.choose import ALGORITHMS, Task, chosen
+from refpar.algorithms import ALGORITHMS
+from refpar.algorithms.gather import gather, scatter
+from refpar.comm import choose, collectives
+from refpar.comm.choose import Task
 from refpar.comm.mesh import Mesh, groups, nodes
 from refpar.comm.threads import ThreadWorld
 from refpar.comm.wire import Wire
@@ -104,7 +106,7 @@ def program(wire, layout: Layout, name: str, size: int, how: How, tape: Tape):
     sizes = shares(size, axis.size)
     first, mine = sum(sizes[:axis.index]), sizes[axis.index]
     whole, part = numbered(size, wire.rank, wire.size), numbered(mine, wire.rank, wire.size, first)
-    options = {"algorithm": how.algorithm} if name in ALGORITHMS else {}
+    options = {"algorithm": ALGORITHMS[name].get(how.algorithm)} if name in ALGORITHMS else {}
     CALLS[name](whole, part, axis, sizes, options)
 
 
@@ -121,8 +123,8 @@ CALLS: dict[str, Callable] = {
     "all_to_all": _all_to_all,
     "broadcast": lambda whole, part, axis, sizes, how: collectives.broadcast(whole, axis, segment=SEGMENT, **how),
     "reduce": lambda whole, part, axis, sizes, how: collectives.reduce(whole, axis, segment=SEGMENT, **how),
-    "gather": lambda whole, part, axis, sizes, how: trees.gather(part, axis, 0, sizes),
-    "scatter": lambda whole, part, axis, sizes, how: trees.scatter(whole, axis, 0, sizes),
+    "gather": lambda whole, part, axis, sizes, how: gather(part, axis, 0, sizes),
+    "scatter": lambda whole, part, axis, sizes, how: scatter(whole, axis, 0, sizes),
     "barrier": lambda whole, part, axis, sizes, how: collectives.barrier(axis),
 }
 
@@ -152,7 +154,9 @@ def describe(layout: Layout, name: str, size: int, how: How = How()) -> dict:
         told = formula(name, group.index(rank), size, group, how)
         totals.append({"rank": rank, "messages": len(mine), "bytes": sum(sent.bytes for sent in mine),
                        "formula_messages": told.messages, "formula_bytes": told.elements})
-    algorithm = chosen(name, how.algorithm, task_of(name, size, lines[0], how)) if name in ALGORITHMS else None
+    algorithm = how.algorithm
+    if algorithm is None and name in ALGORITHMS:
+        algorithm = choose.algorithm(name, None, task_of(name, size, lines[0], how)).name
     return {"collective": name, "algorithm": algorithm, "mesh": str(layout), "elements": size,
             "messages": [sent._asdict() for sent in sorted(tape.sent)], "totals": totals}
 

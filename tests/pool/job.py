@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from refpar.comm.launch import LaunchError, launch, refuse
+from refpar.launch import LaunchError, launch, refuse
 
 
 def failing(wire, what):

@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from pool.line import Line
-from refpar.comm.wire import require_settled
+from refpar.sanitizer.endings import require_settled
 
 RENEWALS = 200      # communicators are scarce: so many failed programs, then new workers
 ENVIRONMENT = {     # what Open MPI wants for more ranks than cores, and for root; no other MPI minds

@@ -43,7 +43,7 @@ def main(path):
 def answer(comm, board, unfinished, run, size, pickled):
     """Run program number `run`: ("returned", (pickled result, account)), ("failed", error) or ("stopped", None)."""
     from refpar.comm.mpi import MpiWire
-    from refpar.comm.wire import Aborted
+    from refpar.sanitizer.endings import Aborted
     wire = MpiWire(comm, size, board)
     board.begin(run, size, wire.calls)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from refpar.algorithms.gather import gather, scatter
 from refpar.comm import doubling, ring, trees
 from refpar.comm.rounding import rounded_once
 from refpar.comm.shards import slices
@@ -25,7 +26,7 @@ def broadcast(x, axis, root: int = 0):
     parts = slices(lengths)
     value = np.empty(x.size, x.dtype)
     given = x.reshape(x.size) if axis.index == root else trees.like((x.size,), x.dtype)
-    value[parts[axis.index]] = trees.scatter(given, axis, 0, lengths, root)
+    value[parts[axis.index]] = scatter(given, axis, 0, lengths, root)
     ring.all_gather(value, axis, parts)
     return value.reshape(x.shape)
 
@@ -38,5 +39,5 @@ def reduce(x, axis, root: int = 0, op=np.add):
     """
     lengths = shares(x.size, axis.size)
     part = doubling.reduce_scatter(x.reshape(x.size), axis, slices(lengths), op)
-    total = trees.gather(part, axis, 0, lengths, root)
+    total = gather(part, axis, 0, lengths, root)
     return None if total is None else total.reshape(x.shape)

@@ -19,8 +19,8 @@ from contextlib import suppress
 import numpy as np
 
 from refpar.sanitizer.calls import Calls, Mismatch, different
+from refpar.sanitizer.endings import Aborted, Deadlock
 from refpar.sanitizer.report import Wait, deadlock_text
-from refpar.comm.wire import Aborted, Deadlock, Wire, gather_objects, share_object
 
 RUNNING, WAITING, ENDED = range(3)
 TICK = 0.01             # seconds between two looks at the board
@@ -124,22 +124,24 @@ class Board(NoBoard):
                 and np.all((ranks["looked"] - self.looked >= LOOKS)[waiting]))
 
 
-def hang_up(wire: Wire):
-    """A board for the ranks of `wire`, which are on one machine: a file that all map, and that has no name afterwards."""
-    nbytes = RECORD.itemsize * wire.size
-    path = None
-    if wire.rank == 0:
-        file, path = tempfile.mkstemp(prefix="refpar-board-")
-        os.truncate(file, nbytes)
-        os.close(file)
-    path = share_object(wire, path)
+def hang_up(size: int) -> str:
+    """A file for the records of so many ranks, all zeros: the path by which each of them opens its board."""
+    file, path = tempfile.mkstemp(prefix="refpar-board-")
+    os.truncate(file, RECORD.itemsize * size)
+    os.close(file)
+    return path
+
+
+def opened(path: str, size: int, rank: int) -> NoBoard:
+    """The board of a rank; NoBoard where the file is not there, as for ranks in containers of their own."""
     try:
         with open(path, "r+b") as file:
-            memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
-    except OSError:                     # ranks in containers of their own share no files either
-        memory = None
-    seen = gather_objects(wire, memory is not None)
-    if wire.rank == 0:
-        with suppress(OSError):         # Windows keeps an open file's name
-            os.unlink(path)
-    return Board(memory, wire.rank) if share_object(wire, seen and all(seen)) else NoBoard()
+            return Board(np.frombuffer(mmap.mmap(file.fileno(), RECORD.itemsize * size), np.uint8), rank)
+    except OSError:
+        return NoBoard()
+
+
+def take_name(path: str):
+    """All have opened it: the file is memory now, and needs no name (Windows keeps an open file's)."""
+    with suppress(OSError):
+        os.unlink(path)

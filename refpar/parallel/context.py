@@ -1,0 +1,197 @@
+"""Context parallelism of attention: every rank has some tokens of each row, and their queries need the keys of all.
+
+Four fillings of the seam `core` (`nn/attention.py`) that let keys or queries travel; `parallel/ulysses.py` has those that cut heads
+instead.  Each is `blocks.partial` over the keys of one rank after the other, and `blocks.merge` of the results (law 5).  In
+backward the merged lse, and delta = rowsum(dout * out) of the merged out, make each rank's keys an addend by itself.  Who sees
+whom is told by places alone: a rank knows its own from the batch, and those of any other from `batch.whole` and the order `way`.
+
+Elements sent by rank i, with T_j = B S_j 2KE of keys and values and Q_j = B S_j H of heads on rank j, T and Q their sums, exactly:
+
+              forward                            backward                                    a rank holds
+    ring      T - T_(i+1)                        (T - T_(i+1)) + (T - T_i)                   the keys of two ranks
+    ring_q    (Q - Q_(i+1)) E + (Q - Q_i)(E+1)   (Q - Q_(i+1)) (2E+2) + (Q - Q_i) E          the queries of two ranks
+    gather    T - T_(i+1)                        (T - T_(i+1)) + (T - T_i)                   all keys
+
+(For c ranks of one size, T/c each: (c-1)/c T forward.  `gather` where its collectives run as rings; other algorithms have other
+neighbours and the same sum.  A ring of two levels sends as much, but on another way.)  Keys are sent again in backward rather than
+kept: what is saved is the rank's shard.  Queries are the smaller where few new tokens meet many old keys, or H < 2K (Yang et al.
+2024, "Context parallelism for scalable million-token inference").
+Sources: Liu et al. 2023, "Ring Attention"; Brandon et al. 2023, "Striped Attention"; Grattafiori et al. 2024, "The Llama 3 herd of
+models", section 3.3.2, for gather.
+"""
+from __future__ import annotations
+
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from refpar.comm.collectives import all_gather, reduce_scatter
+from refpar.nn import blocks
+from refpar.nn.attention import EVERYTHING, extend, places, share_out
+from refpar.nn.blocks import Attended, finish, identity, merge
+from refpar.nn.seams import Pair
+from refpar.parallel.order import together
+from refpar.parallel.travel import rings
+
+
+class Here(NamedTuple):
+    """Attention over the keys of one rank: what `blocks.partial` must be told beside queries, keys and values."""
+    drop: Callable | None = None
+    window: int = EVERYTHING
+    plan: Callable = blocks.blocks
+
+    def partial(self, q, k, v, queries, keys, step) -> Attended:
+        """Attention of some queries over some keys."""
+        return blocks.partial(q, k, v, queries, keys, self.drop, step, self.window, self.plan)
+
+    def backward(self, dout, delta, lse, q, k, v, queries, keys, step):
+        """Their shares of dq, dk and dv."""
+        return blocks.partial_backward(dout, delta, lse, q, k, v, queries, keys, self.drop, step, self.window, self.plan)
+
+
+def standing(way: str, ranks: int, group: int = 1) -> Callable:
+    """batch, place -> the places of the tokens that a rank holds; or that `group` neighbours hold together, of so many ranks."""
+    def stand(batch, place):
+        return places(together(batch.whole, way, ranks, range(place * group, (place + 1) * group)))
+    return stand
+
+
+def attend_forward(among: Pair, q, k, v, batch):
+    """out of my queries over all ranks' keys, and saved: my shards alone.
+
+    among: forward(q, k, v, batch) -> Attended, and backward(dout, delta, lse, q, k, v, batch) -> dq, dk, dv of my shards.
+    """
+    out, lse = among.forward(q, k, v, batch)
+    return out, {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+
+
+def attend_backward(among: Pair, dout, saved: dict, batch):
+    """dq, dk and dv."""
+    delta = np.vecdot(dout, saved["out"])                                               # [B, S, H], of the merged result
+    return among.backward(dout, delta, *(saved[name] for name in ("lse", "q", "k", "v")), batch)
+
+
+def seam(among: Pair) -> Pair:
+    """The filling of `core`.  What is handed on is this rank's own keys: a later part of the rows would need those of all ranks,
+    and is refused."""
+    def forward(q, k, v, batch, before):
+        require_first(before, batch)
+        after = extend(before, k, v, batch)
+        out, saved = attend_forward(among, q, after["k"], after["v"], batch)
+        return out, after, saved
+
+    def backward(dout, dafter, saved, batch):
+        dq, dk, dv = attend_backward(among, dout, saved, batch)
+        return dq, *share_out(dk, dv, dafter, dq.shape[1])
+
+    return Pair(forward, backward)
+
+
+def require_first(before: dict, batch):
+    """ValueError unless the batch is a part of whole rows, and nothing lies before them."""
+    if batch.whole is None:
+        raise ValueError("context parallelism: the batch must be a part of whole rows and know them, as order.part_of makes it")
+    if before["k"].shape[1]:
+        raise ValueError(f"context parallelism: {before['k'].shape[1]} keys lie before the tokens, and there must be none: rows "
+                         f"are cut over cp and cannot be cut into slices too")
+
+
+def ring(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:
+    """Keys and values travel, queries stay.  Backward: they travel again, and their gradients follow them home."""
+    return seam(ring_among(cp, standing(way, cp.size), Here(drop, window, plan)))
+
+
+def ring_among(axis, stand: Callable, here: Here) -> Pair:
+    """The ring of an axis whose rank j holds the tokens `stand(batch, j)`, as `attend_forward` takes it."""
+    circle = rings(axis)
+
+    def shapes(k, batch):
+        """Of the keys and values of each rank, [2, B, S_j, K, E]."""
+        rows, _, *heads = k.shape
+        return [(2, rows, stand(batch, rank).position.shape[1], *heads) for rank in range(axis.size)]
+
+    def attend(q, k, v, batch):
+        attended = identity(q)
+        for owner, (k_j, v_j) in circle.travel(np.stack([k, v]), shapes(k, batch)):
+            attended = merge(attended, here.partial(q, k_j, v_j, places(batch), stand(batch, owner), batch.step))
+        return Attended(finish(attended), attended.lse)
+
+    def grads(dout, delta, lse, q, k, v, batch):
+        dq = np.zeros_like(q)
+
+        def visit(owner, keys):
+            share, *dkeys = here.backward(dout, delta, lse, q, *keys, places(batch), stand(batch, owner), batch.step)
+            np.add(dq, share, out=dq)
+            return np.stack(dkeys)                                                      # [2, B, S_j, K, E]
+        lengths = shapes(k, batch)
+        return dq, *circle.round_trip(np.stack([k, v]), lengths, visit, lengths)
+
+    return Pair(attend, grads)
+
+
+def ring_q(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:
+    """Queries travel, keys and values stay; (out, lse) over each rank's keys are merged on the way home.
+
+    Backward: q, dout, lse and delta travel, dq comes home, and dk and dv are made where they belong.
+    """
+    circle, stand, here = rings(cp), standing(way, cp.size), Here(drop, window, plan)
+
+    def shapes(q, width, batch):
+        """Of what travels for each rank's queries, [B, S_j, H, width]."""
+        return [(len(q), stand(batch, rank).position.shape[1], q.shape[2], width) for rank in range(cp.size)]
+
+    def attend(q, k, v, batch):
+        def visit(owner, q_j):
+            return _pack(*here.partial(q_j, k, v, stand(batch, owner), places(batch), batch.step))
+
+        def join(a, b):
+            return _pack(*merge(_attended(a), _attended(b)))
+        width = q.shape[3]
+        return _attended(circle.round_trip(q, shapes(q, width, batch), visit, shapes(q, width + 1, batch), join))
+
+    def grads(dout, delta, lse, q, k, v, batch):
+        dk, dv, width = np.zeros_like(k), np.zeros_like(v), q.shape[3]
+
+        def visit(owner, told):
+            q_j, dout_j, rest = np.split(told, [width, 2 * width], axis=3)
+            share, *dkeys = here.backward(dout_j, rest[..., 1], rest[..., 0], q_j, k, v, stand(batch, owner), places(batch),
+                                          batch.step)
+            for total, dkey in zip((dk, dv), dkeys):
+                np.add(total, dkey, out=total)
+            return share
+        told = np.concatenate([q, dout, lse[..., None], delta[..., None]], axis=3)      # [B, S, H, 2E+2]
+        dq = circle.round_trip(told, shapes(q, 2 * width + 2, batch), visit, shapes(q, width, batch))
+        return dq, dk, dv
+
+    return seam(Pair(attend, grads))
+
+
+def _pack(out, lse):
+    """One array to send, [B, S, H, E+1]."""
+    return np.concatenate([out, lse[..., None]], axis=3)
+
+
+def _attended(packed) -> Attended:
+    """The inverse."""
+    width = packed.shape[3] - 1
+    return Attended(np.ascontiguousarray(packed[..., :width]), np.ascontiguousarray(packed[..., width]))
+
+
+def gather(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:
+    """All keys and values on every rank, by one all_gather; backward gathers them again, and reduce_scatters their gradients."""
+    stand, here = standing(way, cp.size, cp.size), Here(drop, window, plan)
+
+    def sizes(batch):
+        """How many tokens each rank holds."""
+        return [standing(way, cp.size)(batch, rank).position.shape[1] for rank in range(cp.size)]
+
+    def attend(q, k, v, batch):
+        keys = all_gather(np.stack([k, v]), cp, dim=2, sizes=sizes(batch))              # [2, B, S, K, E]
+        return here.partial(q, *keys, places(batch), stand(batch, 0), batch.step)
+
+    def grads(dout, delta, lse, q, k, v, batch):
+        keys = all_gather(np.stack([k, v]), cp, dim=2, sizes=sizes(batch))
+        dq, *dkeys = here.backward(dout, delta, lse, q, *keys, places(batch), stand(batch, 0), batch.step)
+        return dq, *reduce_scatter(np.stack(dkeys), cp, dim=2, sizes=sizes(batch))
+
+    return seam(Pair(attend, grads))
