@@ -73,14 +73,19 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     """What the formulas say of the rank."""
     model, layout, dtype = situation.model, situation.layout, np.dtype(situation.training.dtype)
     mesh, steps = traffic.mesh_of(layout, rank), steps_of(situation, rank)
-    params = {layer: {name: np.broadcast_to(dtype.type(0), [piece.stop - piece.start for piece in cut(model, text, mesh)])
-                      for name, text in group.items()} for layer, group in chain.dims().items()}      # shapes, and no memory
+    params = shapes_of(model, chain, mesh, dtype)
     tp = mesh.coordinates()["tp"]
     sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.tokens.shape for batch in batches],
                                                              dtype)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
                 max(saved_elements(model, layout, tp, *batch.tokens.shape) for batches in steps for batch in batches),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
+
+
+def shapes_of(model, chain, mesh, dtype) -> dict:
+    """Arrays shaped like the rank's parameters, that take no memory."""
+    return {layer: {name: np.broadcast_to(dtype.type(0), [piece.stop - piece.start for piece in cut(model, text, mesh)])
+                    for name, text in group.items()} for layer, group in chain.dims().items()}
 
 
 def steps_of(situation: Situation, rank: int) -> list[list]:

@@ -18,7 +18,7 @@ from typing import Callable, NamedTuple
 from refpar.config import Layout, Model, share
 from refpar.nn.selective import CHUNK
 
-NORM = {"norm.x": "B S/sp D", "norm.scale": "B S/sp"}
+NORM = {"norm.x": "B S/sp D", "norm.normed": "B S/sp D", "norm.scale": "B S/sp"}         # x of an RMS norm, normed of a LayerNorm
 
 KEPT: dict[str, dict[str, str]] = {
     "embedding": {"tokens": "B S"},
@@ -47,7 +47,7 @@ KEPT: dict[str, dict[str, str]] = {
         "inner.mix.scan.log": "B S M/tp", "inner.mix.scan.starts": "c/L B MP/tp N",
         "inner.norm.gate.y": "B S MP/tp", "inner.norm.gate.gate": "B S MP/tp", "inner.norm.gate.act.x": "B S MP/tp",
         "inner.norm.norm.y": "B S MP/tp", "inner.norm.norm.scale": "B S Q", "inner.out.x": "B S MP/tp"},
-    "norm": {"x": "B S/sp D", "scale": "B S/sp"},
+    "norm": {"x": "B S/sp D", "normed": "B S/sp D", "scale": "B S/sp"},
     "head": {"x": "B S D"},
     "loss": {"logits": "B S V/tp", "lse": "B S", "targets": "B S"},             # logits are the soft cap's y too
 }
@@ -61,6 +61,9 @@ class When(NamedTuple):
 
 
 SOME: tuple[When, ...] = (
+    *(When(kind, "norm.x", lambda model: model.norm == "rms") for kind in ("attention", "mlp", "mamba1", "mamba2")),
+    *(When(kind, "norm.normed", lambda model: model.norm == "layer") for kind in ("attention", "mlp", "mamba1", "mamba2")),
+    When("norm", "x", lambda model: model.norm == "rms"), When("norm", "normed", lambda model: model.norm == "layer"),
     When("attention", "", lambda model: not model.cut),
     When("attention", "inner.q_norm", lambda model: model.qk_norm),
     When("attention", "inner.k_norm", lambda model: model.qk_norm),
