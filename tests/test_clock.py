@@ -219,7 +219,7 @@ def test_a_hierarchy_uses_fast_links_more():
     def program(wire, name):
         collectives.all_reduce(np.zeros(64, np.uint8), Mesh(Layout(dp=8), wire, 4).axis("dp"), algorithm=name)
     links = by_node(4, Link(beta=1), Link(beta=10))
-    assert makespan(program, 8, "hierarchical", links=links) == 2 * 3 * 16 + 2 * 1 * 80
+    assert makespan(program, 8, ALGORITHMS["all_reduce"]["hierarchical"], links=links) == 2 * 3 * 16 + 2 * 1 * 80
     assert makespan(program, 8, "ring", links=links) == 2 * 7 * 80
 
 

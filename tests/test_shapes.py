@@ -12,10 +12,11 @@ from tracer import Sizes, Tracer, comments_of
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Model, Training
-from refpar.nn import attention, mamba1, rope, scan
+from refpar.nn import attention, rope, scan, selective
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_of
 from refpar.nn.init import initial
+from refpar.nn.seams import Pair
 from refpar.oracle import scans as scan_forms
 from refpar.oracle.packed import packed
 from refpar.parallel.fill import model as parallel_model
@@ -71,7 +72,8 @@ def naive_scan(model: Model):
     steps = rng.standard_normal((2, ROWS, TOKENS, model.inner))
     inputs = [*steps, *rng.standard_normal((2, ROWS, TOKENS, model.state)), rng.standard_normal((model.inner, model.state))]
     past = rng.standard_normal((ROWS, model.state, model.inner))
-    for form in (mamba1.recurrence(), *map(scan_forms.selective, scan_forms.FORMS.values())):
+    for form in (Pair(selective.selective_forward, selective.selective_backward),
+                 *map(scan_forms.selective, scan_forms.FORMS.values())):
         y, after, saved = form.forward(*inputs, position, past)
         form.backward(y, after, saved, inputs[4], position)
     rope.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position,

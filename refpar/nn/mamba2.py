@@ -18,15 +18,17 @@ Dao and Gu 2024 (Mamba-2), section 7: the projections run in parallel, before th
 """
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from refpar.config import Model
 from refpar.nn.gated_norm import gated_norm
-from refpar.nn.ops import linear_backward, linear_forward
+from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.scan import scan_backward, scan_forward
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.ssd import ssd_backward, ssd_forward
-from refpar.nn.ssm import activated_conv, left_out, own, skip, time_step
+from refpar.nn.ssm import activated_conv, by_position, left_out, own, skip, time_step
 
 PROJECTIONS = {"z": "D MP/tp", "x": "D MP/tp", "B": "D GN/tp", "C": "D GN/tp", "dt": "D M/tp"}
 MIX = {"conv_x": "W MP/tp", "conv_B": "W GN/tp", "conv_C": "W GN/tp", "bias_x": "MP/tp", "bias_B": "GN/tp", "bias_C": "GN/tp",
@@ -45,17 +47,12 @@ def dims_of(config: Model) -> dict[str, str]:
 
 def recurrence() -> Pair:
     """Token by token: the judge."""
-    return Pair(scan_forward, scan_backward)
+    return by_position(Pair(scan_forward, scan_backward))
 
 
 def chunked(chunk: int, carry: Pair) -> Pair:
     """In chunks, by matrix products."""
-    def forward(x, dt, B, C, A_log, position, before):
-        return ssd_forward(x, dt, B, C, A_log, position, before, chunk, carry)
-
-    def backward(dy, dafter, saved, A_log, position):
-        return ssd_backward(dy, dafter, saved, A_log, position, chunk, carry)
-    return Pair(forward, backward)
+    return by_position(Pair(partial(ssd_forward, chunk=chunk, carry=carry), partial(ssd_backward, chunk=chunk, carry=carry)))
 
 
 # ----------------------------------------------------------------------------------------------------------- conv and scan
@@ -76,7 +73,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
         dt, saved["dt"] = step.forward(dt, w.get("dt_bias", 0), batch.position)     # [B, S, M]
         u = heads(mixed["x"], config.ssm_head_width)                                # [B, S, M, P]
         y, after["state"], saved["scan"] = scan.forward(u, dt, heads(mixed["B"], config.state), heads(mixed["C"], config.state),
-                                                        w["A_log"], batch.position, before["state"])
+                                                        w["A_log"], batch, before["state"])
         y, saved["skip"] = skipped.forward(y, u, w["skip"])                         # [B, S, M, P]
         return y.reshape(x.shape), after, saved
 
@@ -84,7 +81,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
         grads, dbefore, inputs = {}, {}, []
         dy = heads(dy, config.ssm_head_width)                                       # [B, S, M, P]
         (dx, ddt, dB, dC), dbefore["state"], grads["A_log"] = scan.backward(
-            dy, dafter["state"], saved["scan"], w["A_log"], batch.position)
+            dy, dafter["state"], saved["scan"], w["A_log"], batch)
         dx_skip, grads["skip"] = skipped.backward(dy, saved["skip"], w["skip"])
         for name, du in {"x": dx + dx_skip, "B": dB, "C": dC}.items():
             du = du.reshape(*du.shape[:2], du.shape[2] * du.shape[3])
@@ -101,6 +98,7 @@ def mix(config: Model, carry: Pair, scan: Pair) -> Pair:
 def mamba2_layer(config: Model, seams: Seams) -> Layer:
     """The layer with its seams filled; `config.cut` leaves the scan out."""
     scan = left_out() if config.cut else seams.scan or chunked(config.chunk, seams.carry)
+    into, out_of = seams.into or INTO, seams.out_of or OUT_OF
     mixing = seams.mix or mix(config, seams.carry, scan)
     norm, width = gated_norm(config.norm_first), config.norm_width
 
@@ -111,25 +109,21 @@ def mamba2_layer(config: Model, seams: Seams) -> Layer:
 
     def forward(x, w, batch, before):
         """x [B, S, D] -> y [B, S, D], after, saved.  Where w holds a shard of the heads, y is Partial."""
-        u, saved = {}, {}
-        for name in PROJECTIONS:
-            u[name], saved[name] = linear_forward(x, w[name])                       # [B, S, MP/tp], ... [B, S, M/tp]
+        saved = {}
+        u, saved["into"] = into.forward(x, {name: w[name] for name in PROJECTIONS}, batch)
         y, after, saved["mix"] = mixing.forward(u["x"], u["B"], u["C"], u["dt"], w, batch, before)
         y, saved["norm"] = norm.forward(y, u["z"], w["gate_norm"], *groups(y.shape[2]), config.norm_eps, seams.over)
-        y, saved["out"] = linear_forward(y, w["out"])                               # [B, S, D] +tp
+        y, saved["out_of"] = out_of.forward(y, w["out"], batch)                     # [B, S, D] +tp
         return y, after, saved
 
     def backward(dy, dafter, saved, w, batch):
         """dy [B, S, D] -> dx [B, S, D], dbefore, grads."""
         grads, du = {}, {}
-        dy, grads["out"] = linear_backward(dy, saved["out"], w["out"])              # [B, S, MP/tp]
+        dy, grads["out"] = out_of.backward(dy, saved["out_of"], w["out"], batch)    # [B, S, MP/tp]
         dy, du["z"], grads["gate_norm"] = norm.backward(dy, saved["norm"], w["gate_norm"], *groups(dy.shape[2]), seams.over)
         (du["x"], du["B"], du["C"], du["dt"]), dbefore, inner = mixing.backward(dy, dafter, saved["mix"], w, batch)
-        dx = np.zeros_like(saved["z"]["x"])                                         # [B, S, D] +tp
-        for name in PROJECTIONS:
-            part, grads[name] = linear_backward(du[name], saved[name], w[name])
-            dx += part
-        return dx, dbefore, grads | inner
+        dx, products = into.backward(du, saved["into"], {name: w[name] for name in PROJECTIONS}, batch)     # [B, S, D] +tp
+        return dx, dbefore, grads | products | inner
 
     def start(w, batch):
         """No inputs before the first token, and a state of zeros."""

@@ -4,10 +4,12 @@ Biases inside the seams are added here; that of the output, down_bias, stands ou
 """
 from __future__ import annotations
 
+import numpy as np
+
 from refpar.config import Model
 from refpar.nn.gelu import gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward
-from refpar.nn.ops import stacked_backward, stacked_forward, summed, swiglu_backward, swiglu_forward
-from refpar.nn.pieces import Piece, linear, with_bias
+from refpar.nn.ops import summed, swiglu_backward, swiglu_forward
+from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.seams import Layer, Pair, Seams
 
 ACTIVATIONS = {"swiglu": Pair(swiglu_forward, swiglu_backward), "gelu": Pair(gelu_forward, gelu_backward),
@@ -15,55 +17,36 @@ ACTIVATIONS = {"swiglu": Pair(swiglu_forward, swiglu_backward), "gelu": Pair(gel
 GATE_BIASES = ("gate_bias", "up_bias")
 
 
-def gate_up() -> Piece:
-    """x [..., D] -> [2, ..., F]: gate and up are one stacked weight."""
-    def forward(x, w):
-        return stacked_forward(x, w["gate_up"])
-
-    def backward(dy, saved, w):
-        dx, dw = stacked_backward(dy, saved, w["gate_up"])
-        return dx, {"gate_up": dw}
-
-    return Piece(forward, backward, {"gate_up": "2 D F/tp"})
-
-
-def with_gate_biases(piece: Piece) -> Piece:
-    """The same, plus a bias each."""
-    def forward(x, w):
-        y, saved = piece.forward(x, w)
-        for part, name in zip(y, GATE_BIASES):
-            part += w[name]
-        return y, saved
-
-    def backward(dy, saved, w):
-        dx, grads = piece.backward(dy, saved, w)
-        return dx, grads | {name: summed(part) for part, name in zip(dy, GATE_BIASES)}
-
-    return Piece(forward, backward, piece.dims | dict.fromkeys(GATE_BIASES, "F/tp"))
-
-
-def inward(config: Model) -> Piece:
-    """From the width to that of the MLP."""
-    if config.mlp == "swiglu":
-        return with_gate_biases(gate_up()) if config.mlp_bias else gate_up()
-    up = linear("up", "D F/tp")
-    return with_bias(up, "up_bias", "F/tp") if config.mlp_bias else up
+def inward(config: Model) -> dict[str, str]:
+    """The maps from the width to that of the MLP, and their biases: gate and up are one stacked weight."""
+    maps = {"gate_up": "2 D F/tp"} if config.mlp == "swiglu" else {"up": "D F/tp"}
+    biases = GATE_BIASES if config.mlp == "swiglu" else GATE_BIASES[1:]
+    return maps | (dict.fromkeys(biases, "F/tp") if config.mlp_bias else {})
 
 
 def mlp_layer(config: Model, seams: Seams) -> Layer:
     """Up, an activation, and down."""
-    up, act, down = inward(config), ACTIVATIONS[config.mlp], linear("down", "F/tp D")
+    act, into, out_of = ACTIVATIONS[config.mlp], seams.into or INTO, seams.out_of or OUT_OF
+    name, *biases = inward(config)
+
+    def parts(h):
+        return h if name == "gate_up" else [h]
+
+    def biased(h, w):
+        some = [part + w[bias] for part, bias in zip(parts(h), biases)]
+        return h if not biases else np.stack(some) if name == "gate_up" else some[0]
 
     def forward(x, w, batch, before):
-        h, up_saved = up.forward(x, w)                                              # [2, B, S, F/tp] or [B, S, F/tp]
+        ys, into_saved = into.forward(x, {name: w[name]}, batch)
+        h = biased(ys[name], w)                                                     # [2, B, S, F/tp] or [B, S, F/tp]
         a, act_saved = act.forward(h)                                               # [B, S, F/tp]
-        y, down_saved = down.forward(a, w)                                          # [B, S, D] +tp
-        return y, None, {"up": up_saved, "act": act_saved, "down": down_saved}
+        y, out_saved = out_of.forward(a, w["down"], batch)                          # [B, S, D] +tp
+        return y, None, {"into": into_saved, "act": act_saved, "out_of": out_saved}
 
     def backward(dy, dafter, saved, w, batch):
-        da, down_grads = down.backward(dy, saved["down"], w)                        # [B, S, F/tp]
+        da, ddown = out_of.backward(dy, saved["out_of"], w["down"], batch)          # [B, S, F/tp]
         dh = act.backward(da, saved["act"])                                         # [2, B, S, F/tp] or [B, S, F/tp]
-        dx, up_grads = up.backward(dh, saved["up"], w)                              # [B, S, D] +tp
-        return dx, None, up_grads | down_grads
+        dx, grads = into.backward({name: dh}, saved["into"], {name: w[name]}, batch)    # [B, S, D] +tp
+        return dx, None, grads | {bias: summed(part) for part, bias in zip(parts(dh), biases)} | {"down": ddown}
 
-    return Layer(forward, backward, up.dims | down.dims, {"down_bias": "D"} if config.mlp_bias else {})
+    return Layer(forward, backward, inward(config) | {"down": "F/tp D"}, {"down_bias": "D"} if config.mlp_bias else {})

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Callable, NamedTuple
 
 from refpar.config import Model
-from refpar.nn.ops import (layernorm_backward, layernorm_forward, linear_backward, linear_forward, rmsnorm_backward,
-                           rmsnorm_forward, summed)
+from refpar.nn.ops import layernorm_backward, layernorm_forward, rmsnorm_backward, rmsnorm_forward
 
 
 class Piece(NamedTuple):
@@ -29,32 +28,6 @@ def _passed_back(dy, saved, w):
 
 
 PASSED = Piece(_passed, _passed_back, {})
-
-
-def linear(name: str, dims: str) -> Piece:
-    """x [..., I] times w[name] [I, O]."""
-    def forward(x, w):
-        return linear_forward(x, w[name])
-
-    def backward(dy, saved, w):
-        dx, dw = linear_backward(dy, saved, w[name])
-        return dx, {name: dw}
-
-    return Piece(forward, backward, {name: dims})
-
-
-def with_bias(piece: Piece, name: str, dims: str) -> Piece:
-    """The piece, plus w[name] [O].  What the piece returns must be its own: the bias is added in place."""
-    def forward(x, w):
-        y, saved = piece.forward(x, w)
-        y += w[name]
-        return y, saved
-
-    def backward(dy, saved, w):
-        dx, grads = piece.backward(dy, saved, w)
-        return dx, grads | {name: summed(dy)}
-
-    return Piece(forward, backward, piece.dims | {name: dims})
 
 
 def rms_norm(name: str, dims: str, eps: float) -> Piece:

@@ -5,6 +5,7 @@ that `nn` fills with the plain thing (pass it on) and `parallel` with a communic
 mesh axis and no `if` for parallelism: all that is decided here, once, by the filling.
 
     enter   x of the layer, after its norm             leave   y of the layer, before it joins the residual stream
+    into    the linear maps of the layer's input       out_of  its last linear map
     core    attention of given q, k, v                 mix     Mamba-2's conv and scan, with their weights
     scan    of given x, dt, B, C, in either Mamba
     carry   what lies before my tokens                 over    completes a Partial value inside a layer
@@ -68,6 +69,8 @@ class Seams(NamedTuple):
     drop: Pair = KEEP
     over: Pair = SAME
     carry: Pair = ALONE
+    into: Any = None            # None: the plain maps, `nn.projection`
+    out_of: Any = None
     core: Any = None            # None: the layer's own, `nn.attention`
     mix: Any = None             # None: the layer's own, `nn.mamba2`
     scan: Any = None            # None: the layer's own, in chunks

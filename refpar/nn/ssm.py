@@ -38,6 +38,18 @@ def activated_conv(config: Model, carry: Pair) -> Pair:
     return Pair(forward, backward)
 
 
+# ------------------------------------------------------------------------------------------------------------------- scan
+
+def by_position(scan: Pair) -> Pair:
+    """A scan of given positions as the filling of the seam `scan`, which is given the batch."""
+    def forward(x, dt, B, C, A_log, batch, before):
+        return scan.forward(x, dt, B, C, A_log, batch.position, before)
+
+    def backward(dy, dafter, saved, A_log, batch):
+        return scan.backward(dy, dafter, saved, A_log, batch.position)
+    return Pair(forward, backward)
+
+
 # ------------------------------------------------------------------------------------------------------------- time step
 
 def softplus_forward(x):
@@ -90,9 +102,9 @@ def skip(each: int) -> Pair:
 
 def left_out() -> Pair:
     """No scan, y = 0: the control of an experiment, in which a token sees others through the conv alone."""
-    def forward(x, dt, B, C, A_log, position, before):
+    def forward(x, dt, B, C, A_log, batch, before):
         return np.zeros_like(x), before, {"x": x, "dt": dt, "B": B, "C": C}
 
-    def backward(dy, dafter, saved, A_log, position):
+    def backward(dy, dafter, saved, A_log, batch):
         return tuple(np.zeros_like(saved[name]) for name in ("x", "dt", "B", "C")), dafter, np.zeros_like(A_log)
     return Pair(forward, backward)

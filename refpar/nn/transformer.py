@@ -5,16 +5,17 @@ these are a rank's shard (some heads, some words), y is an addend of the whole, 
 """
 from __future__ import annotations
 
-import numpy as np
-
 from refpar.config import Model
 from refpar.nn import attention, blocks
 from refpar.nn.ops import (embedding_backward, embedding_forward, linear_backward, linear_forward, matmul, softcap_backward,
-                           softcap_forward)
-from refpar.nn.pieces import PASSED, Piece, linear, norm_of, rms_norm, with_bias
+                           softcap_forward, summed)
+from refpar.nn.pieces import PASSED, norm_of, rms_norm
 from refpar.nn.product import Product
+from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.rope import rotary
 from refpar.nn.seams import Layer, Seams
+
+QKV = {"q": "D HE/tp", "k": "D KE/tp", "v": "D KE/tp"}
 
 
 def heads_of(x, width: int):
@@ -34,52 +35,42 @@ def attention_layer(config: Model, seams: Seams) -> Layer:
     q, k and v stand inside the seams; o_bias stands outside, where `nn/residual.py` adds it once.
     """
     width, core = config.head_width, seams.core or blocks.core(window=config.reach)
+    into, out_of = seams.into or INTO, seams.out_of or OUT_OF
     turns_of, rope = rotary(config)
-    project, out_of = projections(config), linear("o", "HE/tp D")
+    biases = {} if config.attention_bias == "none" else {name: f"{name}_bias" for name in QKV}
     normed = {name: rms_norm(f"{name}_norm", "E", config.norm_eps) if config.qk_norm else PASSED for name in "qk"}
 
     def forward(x, w, batch, before):
         turn, heads, saved = turns_of(batch.position, x.dtype), {}, {}
-        for name in "qkv":
-            y, saved[name] = project[name].forward(x, w)                            # [B, S, HE/tp] or [B, S, KE/tp]
+        ys, saved["into"] = into.forward(x, {name: w[name] for name in QKV}, batch)
+        for name, y in ys.items():
+            y = y + w[biases[name]] if biases else y                                # [B, S, HE/tp] or [B, S, KE/tp]
             heads[name] = heads_of(y, width)
         for name in "qk":
             y, saved[f"{name}_norm"] = normed[name].forward(heads[name], w)         # [B, S, H/tp, E] or [B, S, K/tp, E]
             heads[name] = rope.forward(y, turn)
         out, after, saved["core"] = core.forward(*heads.values(), batch, before)    # [B, S, H/tp, E]
-        y, saved["o"] = out_of.forward(joined(out), w)                              # [B, S, D] +tp
+        y, saved["out_of"] = out_of.forward(joined(out), w["o"], batch)             # [B, S, D] +tp
         return y, after, saved
 
     def backward(dy, dafter, saved, w, batch):
-        turn = turns_of(batch.position, dy.dtype)
-        dout, grads = out_of.backward(dy, saved["o"], w)                            # [B, S, HE/tp]
+        turn, grads = turns_of(batch.position, dy.dtype), {}
+        dout, grads["o"] = out_of.backward(dy, saved["out_of"], w["o"], batch)      # [B, S, HE/tp]
         *dheads, dbefore = core.backward(heads_of(dout, width), dafter, saved["core"], batch)
-        dheads = dict(zip("qkv", dheads))
+        dheads = dict(zip(QKV, dheads))
         for name in "qk":
             dheads[name], some = normed[name].backward(rope.backward(dheads[name], turn), saved[f"{name}_norm"], w)
             grads |= some
-        dx = np.zeros_like(saved["q"]["x"])                                         # [B, S, D] +tp
-        for name in "qkv":
-            part, some = project[name].backward(joined(dheads[name]), saved[name], w)
-            dx += part
-            grads |= some
-        return dx, dbefore, grads
+        dys = {name: joined(dhead) for name, dhead in dheads.items()}
+        dx, products = into.backward(dys, saved["into"], {name: w[name] for name in QKV}, batch)    # [B, S, D] +tp
+        return dx, dbefore, grads | products | {bias: summed(dys[name]) for name, bias in biases.items()}
 
     def start(w, batch):
         return attention.start(batch, w["k"].shape[1] // width, width, w["k"].dtype)
 
-    pieces = *project.values(), *normed.values(), out_of
-    return Layer(forward, backward, {name: dims for piece in pieces for name, dims in piece.dims.items()},
+    inside = QKV | {bias: QKV[name].split()[1] for name, bias in biases.items()} | {"o": "HE/tp D"}
+    return Layer(forward, backward, inside | normed["q"].dims | normed["k"].dims,
                  {"o_bias": "D"} if config.attention_bias == "all" else {}, start)
-
-
-def projections(config: Model) -> dict[str, Piece]:
-    """q, k and v, each with its bias where the model has them."""
-    cut = {"q": "HE/tp", "k": "KE/tp", "v": "KE/tp"}
-    plain = {name: linear(name, f"D {words}") for name, words in cut.items()}
-    if config.attention_bias == "none":
-        return plain
-    return {name: with_bias(piece, f"{name}_bias", cut[name]) for name, piece in plain.items()}
 
 
 def embedding_layer(config: Model, seams: Seams) -> Layer:

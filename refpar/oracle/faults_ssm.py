@@ -57,7 +57,7 @@ SEEN = (
           "document_isolation"),
     Fault("scan-leaks", "NovaSky-AI/SkyRL#2056",
           "packed documents reset the conv and not the scan, whose state flows on into the next",
-          "refpar.nn.mamba2:chunked", "A_log, position, before, chunk", "A_log, np.maximum(position, 1), before, chunk", SHOWS,
+          "refpar.nn.ssm:by_position", "A_log, batch.position, before", "A_log, np.maximum(batch.position, 1), before", SHOWS,
           None, "document_isolation"),
     Fault("selective-scan-leaks", "NovaSky-AI/SkyRL#2056",
           "the same in Mamba-1: the state decays where a document begins, and must be gone",

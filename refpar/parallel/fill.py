@@ -13,8 +13,10 @@ from refpar.nn.build import build
 from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
 from refpar.nn.recompute import recomputed, recomputed_core
-from refpar.nn.seams import Pair, Seams
+from refpar.nn.seams import KEEP, Pair, Seams
+from refpar.parallel.overlap import overlapped
 from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tensor
+from refpar.parallel.ulysses import context_core
 from refpar.parallel.vocabulary import cross_entropy
 
 
@@ -30,18 +32,24 @@ def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fi
 def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
     """What fills the seams of a layer, by its name and kind."""
     tp, layout = mesh.axis("tp"), mesh.layout
-    enter, leave = sequence(tp) if layout.sp else tensor(tp)
+    cp, ends = mesh.axis("cp"), sequence(tp) if layout.sp else tensor(tp)
     mine = tokens_here(mesh)
     heads_before = config.part("HE", tp.size, tp.index).start // config.head_width
-    plan = blocks.remembering()
+    kv_heads = config.part("K", tp.size, tp.index)
+    kv_heads, plan = kv_heads.stop - kv_heads.start, blocks.remembering(cp.size)
 
     def fill(name: str, kind: str) -> Seams:
         lengths, completes = norm_groups(config, tp) if kind == "mamba2" else (None, Pair(*over(tp)[:2]))
         purpose = "embedding" if kind == "embedding" else "residual"
-        core = blocks.core(attention_dropout(config.dropout, seed, name, heads_before), config.reach, plan)
+        def dropped(first):
+            return attention_dropout(config.dropout, seed, name, heads_before + first)
+        core = context_core(cp, layout.cp_attention, kv_heads, dropped, config.reach, plan) if layout.cp > 1 else \
+            blocks.core(dropped(0), config.reach, plan)
+        enter, leave = (KEEP, KEEP) if layout.tp_ring and kind in config.pattern else ends
+        into, out_of = overlapped(tp) if layout.tp_ring else (None, None)
         return Seams(
             enter, leave, dropout(config.dropout, seed, purpose, name), completes,
-            core=recomputed_core(core) if layout.recompute == "selective" else core, mine=mine,
+            into=into, out_of=out_of, core=recomputed_core(core) if layout.recompute == "selective" else core, mine=mine,
             first=config.part("V", tp.size, tp.index).start, lengths=lengths)
     return fill
 

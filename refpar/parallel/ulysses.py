@@ -57,24 +57,24 @@ def group_size(ranks: int, kv_heads: int) -> int:
 
 
 def to_heads(arrays, cuts, axis, tokens) -> list:
-    """Arrays [B, S_i, heads, E], all tokens of this rank -> [B, S', some heads, E], all tokens of the axis.
+    """Arrays [B, S_i, heads, ...], all tokens of this rank -> [B, S', some heads, ...], all tokens of the axis.
 
     cuts: for each rank, the heads that it gets of each array; they may overlap, or be none.  tokens: S_j of each rank.  One
     exchange.
     """
     sent = [np.concatenate([x[:, :, part] for x, part in zip(arrays, cut)], axis=2) for cut in cuts]
-    rows, _, heads, width = sent[axis.index].shape
-    arrived = exchange(sent, axis, [(rows, length, heads, width) for length in tokens])
+    rows, _, heads, *width = sent[axis.index].shape
+    arrived = exchange(sent, axis, [(rows, length, heads, *width) for length in tokens])
     return np.split(np.concatenate(arrived, axis=1), _ends(cuts[axis.index]), axis=2)
 
 
 def to_tokens(arrays, cuts, axis, tokens, heads) -> list:
     """Back again, and the transpose: what several ranks have of one head is added.  heads: of each array, when it has all."""
     joint = np.concatenate(arrays, axis=2)                                              # [B, S', some heads, E]
-    rows, _, _, width = joint.shape
-    shapes = [(rows, tokens[axis.index], sum(part.stop - part.start for part in cut), width) for cut in cuts]
+    rows, _, _, *width = joint.shape
+    shapes = [(rows, tokens[axis.index], sum(part.stop - part.start for part in cut), *width) for cut in cuts]
     arrived = exchange([joint[:, part] for part in slices(tokens)], axis, shapes)
-    whole = [np.zeros((rows, tokens[axis.index], count, width), joint.dtype) for count in heads]
+    whole = [np.zeros((rows, tokens[axis.index], count, *width), joint.dtype) for count in heads]
     for cut, block in zip(cuts, arrived):
         for x, part, addend in zip(whole, cut, np.split(block, _ends(cut), axis=2)):
             x[:, :, part] += addend

@@ -23,22 +23,22 @@ NORM = {"norm.x": "B S/sp D", "norm.normed": "B S/sp D", "norm.scale": "B S/sp"}
 KEPT: dict[str, dict[str, str]] = {
     "embedding": {"tokens": "B S"},
     "attention": NORM | {
-        "inner.q.x": "B S D",                                   # k.x and v.x are the same array
+        "inner.into.x": "B S D",
         "inner.q_norm.x": "B S HE/tp", "inner.q_norm.scale": "B S H/tp",
         "inner.k_norm.x": "B S KE/tp", "inner.k_norm.scale": "B S K/tp",
         "inner.core.q": "B S HE/tp", "inner.core.after.k": "B S KE/tp", "inner.core.after.v": "B S KE/tp",
         "inner.core.after.document": "B S", "inner.core.after.position": "B S", "inner.core.after.index": "B S",
-        "inner.core.out": "B S HE/tp", "inner.core.lse": "B S H/tp"},           # out is o.x too
+        "inner.core.out": "B S HE/tp", "inner.core.lse": "B S H/tp"},           # out is out_of.x too
     "mlp": NORM | {
-        "inner.up.x": "B S D", "inner.act.gate_up": "2 B S F/tp", "inner.act.x": "B S F/tp", "inner.down.x": "B S F/tp"},
+        "inner.into.x": "B S D", "inner.act.gate_up": "2 B S F/tp", "inner.act.x": "B S F/tp", "inner.out_of.x": "B S F/tp"},
     "mamba1": NORM | {
-        "inner.x.x": "B S D",                                   # z.x too
+        "inner.into.x": "B S D",
         "inner.conv.conv.padded": "B S+W-1 I/tp", "inner.conv.act.x": "B S I/tp",
         "inner.second.x": "B S I/tp", "inner.dt.x": "B S R", "inner.step.y": "B S I/tp",
         "inner.scan.B": "B S N", "inner.scan.C": "B S N", "inner.scan.starts": "c/16 B N I/tp",     # scan.x is second.x, dt step.y
-        "inner.gate.y": "B S I/tp", "inner.gate.gate": "B S I/tp", "inner.gate.act.x": "B S I/tp", "inner.out.x": "B S I/tp"},
+        "inner.gate.y": "B S I/tp", "inner.gate.gate": "B S I/tp", "inner.gate.act.x": "B S I/tp", "inner.out_of.x": "B S I/tp"},
     "mamba2": NORM | {
-        "inner.x.x": "B S D",                                   # z.x, B.x, C.x and dt.x too
+        "inner.into.x": "B S D",
         "inner.mix.x.conv.padded": "B S+W-1 MP/tp", "inner.mix.x.act.x": "B S MP/tp",
         "inner.mix.B.conv.padded": "B S+W-1 GN/tp", "inner.mix.B.act.x": "B S GN/tp",
         "inner.mix.C.conv.padded": "B S+W-1 GN/tp", "inner.mix.C.act.x": "B S GN/tp",
@@ -46,7 +46,7 @@ KEPT: dict[str, dict[str, str]] = {
         "inner.mix.scan.B": "B S GN/tp", "inner.mix.scan.C": "B S GN/tp",
         "inner.mix.scan.log": "B S M/tp", "inner.mix.scan.starts": "c/L B MP/tp N",
         "inner.norm.gate.y": "B S MP/tp", "inner.norm.gate.gate": "B S MP/tp", "inner.norm.gate.act.x": "B S MP/tp",
-        "inner.norm.norm.y": "B S MP/tp", "inner.norm.norm.scale": "B S Q", "inner.out.x": "B S MP/tp"},
+        "inner.norm.norm.y": "B S MP/tp", "inner.norm.norm.scale": "B S Q", "inner.out_of.x": "B S MP/tp"},
     "norm": {"x": "B S/sp D", "normed": "B S/sp D", "scale": "B S/sp"},
     "head": {"x": "B S D"},
     "loss": {"logits": "B S V/tp", "lse": "B S", "targets": "B S"},             # logits are the soft cap's y too
