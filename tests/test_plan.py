@@ -29,12 +29,12 @@ def test_what_a_single_process_keeps_is_the_table(model, rows, columns):
     params = initial(model, chain, 0, np.float32)
     with watch.watching(watch.Ledger()) as ledger:
         loss_and_gradients(chain, params, batch, 1)
-    assert ledger.peak["saved"] == activations.saved_elements(model, Layout(), 0, rows, columns)
+    assert ledger.peak["saved"] == activations.saved_elements(activations.Spot(model, Layout(), 0, 0, rows, columns))
     _, _, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
     for name, points in saved.items():
         table = activations.kept(model, name.partition(".")[2])
         counted = watch.elements({point: array for point, array in points.items() if point != "cap"})
-        assert counted == sum(activations.elements(model, Layout(), 0, rows, columns, shape) for shape in table.values()), name
+        assert counted == sum(activations.elements(activations.Spot(model, Layout(), 0, 0, rows, columns), shape) for shape in table.values()), name
 
 
 @pytest.mark.parametrize("name", [f"{family}-uneven" for family in FAMILIES])
@@ -49,7 +49,7 @@ def test_points_of_the_table_are_points_of_saved(name):
             array = points
             for part in point.split("."):
                 array = array[part]
-            assert array.size == activations.elements(model, Layout(), 0, 2, 16, shape), (layer, point)
+            assert array.size == activations.elements(activations.Spot(model, Layout(), 0, 0, 2, 16), shape), (layer, point)
 
 
 @settings(max_examples=30)
@@ -60,7 +60,7 @@ def test_work_of_a_single_process_is_the_formula(model, rows, columns):
     chain = build(model)
     with watch.watching(watch.Ledger()) as ledger:
         loss_and_gradients(chain, initial(model, chain, 0, np.float32), batch, 1)
-    work = flops.work(model, Layout(), 0, batch, np.float32)
+    work = flops.work(activations.Spot(model, Layout(), 0, 0, rows, columns), batch, np.float32)
     assert sum(work.values()) == sum(ledger.flops.values())
     for op in ("C B'", "(C B' o decay) X", "chunk states", "inter-chunk", "C h", "B X"):
         assert sum(count for term, count in work.items() if term.split(" ", 1)[1] == op) == ledger.flops.get(op, 0), op
@@ -72,7 +72,7 @@ def test_work_of_a_single_process_is_the_formula(model, rows, columns):
 def test_repeated_work_is_that_of_shared_groups(situation):
     """Beyond the single process's there is, but for attention's pairs, the work on what a run's ranks each hold, and no other."""
     model, tp = situation.model, situation.layout.tp
-    ranks = flops.together([work_of(situation, rank) for rank in range(situation.layout.ranks)])
+    ranks = flops.added([work_of(situation, rank) for rank in range(situation.layout.ranks)])
     one = work_of(Situation(model, Layout(), dataclasses.replace(situation.training, micro_batches=1), situation.last_rows,
                             situation.documents, situation.ignored), 0)
     units = {"attention k": model.kv_heads, "attention v": model.kv_heads} | {
@@ -93,7 +93,7 @@ def test_each_collective_sends_what_its_line_says(layout):
     chain = build(MODEL)
     for rank, run in enumerate(ThreadWorld().run(run_sharded, layout.ranks, situation)):
         mesh = traffic.mesh_of(layout, rank)
-        rows = [batch.tokens.shape for batch in batches_of(situation, mesh, 0)]
+        rows = [batch.whole.tokens.shape for batch in batches_of(situation, mesh, 0)]
         promised: dict = {}
         for sent in traffic.step(MODEL, mesh, chain, shapes_of(MODEL, chain, mesh, np.dtype(np.float64)), rows, np.float64):
             key = sent.axis, sent.what.split(": ")[1]

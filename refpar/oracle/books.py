@@ -14,7 +14,7 @@ from refpar.oracle.run import Run, batches_of
 from refpar.oracle.situation import Situation
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
-from refpar.plan.activations import saved_elements
+from refpar.plan.activations import Spot, saved_elements
 
 
 class Book(NamedTuple):
@@ -74,11 +74,10 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     model, layout, dtype = situation.model, situation.layout, np.dtype(situation.training.dtype)
     mesh, steps = traffic.mesh_of(layout, rank), steps_of(situation, rank)
     params = shapes_of(model, chain, mesh, dtype)
-    tp = mesh.coordinates()["tp"]
-    sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.tokens.shape for batch in batches],
+    sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.whole.tokens.shape for batch in batches],
                                                              dtype)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
-                max(saved_elements(model, layout, tp, *batch.tokens.shape) for batches in steps for batch in batches),
+                max(saved_elements(spot_of(situation, rank, batch)) for batches in steps for batch in batches),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
 
 
@@ -96,16 +95,20 @@ def steps_of(situation: Situation, rank: int) -> list[list]:
 
 def work_of(situation: Situation, rank: int) -> flops.Work:
     """The rank's operations, by kind of layer and term, in all steps."""
-    layout = situation.layout
-    tp = traffic.mesh_of(layout, rank).coordinates()["tp"]
-    return flops.together([flops.work(situation.model, layout, tp, batch, situation.training.dtype)
+    return flops.added([flops.work(spot_of(situation, rank, batch), batch, situation.training.dtype)
                            for batches in steps_of(situation, rank) for batch in batches])
+
+
+def spot_of(situation: Situation, rank: int, batch) -> Spot:
+    """Where the rank stands, with one of its micro-batches."""
+    where = traffic.mesh_of(situation.layout, rank).coordinates()
+    return Spot(situation.model, situation.layout, where["tp"], where["cp"], *batch.whole.tokens.shape)
 
 
 def extra_work(situation: Situation, whole: int) -> dict[str, float]:
     """Term -> what all ranks together do beyond the single process, as a share of all that it does.  Below 0 where shorter pieces
     have less to do: chunks, blocks."""
-    ranks = flops.together([work_of(situation, rank) for rank in range(situation.layout.ranks)])
+    ranks = flops.added([work_of(situation, rank) for rank in range(situation.layout.ranks)])
     one = work_of(alone(situation), 0)
     return {term: (size - one[term]) / whole for term, size in ranks.items() if size != one[term]}
 

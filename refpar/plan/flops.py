@@ -17,35 +17,36 @@ from functools import cache
 
 import numpy as np
 
-from refpar.config import Layout, Model
+from refpar.config import Model
 from refpar.nn.attention import places
 from refpar.nn.blocks import blocks
 from refpar.nn.build import build
 from refpar.nn.init import TAPS
-from refpar.plan.activations import held
+from refpar.parallel.order import together, way_of
+from refpar.plan.activations import Spot, core
 
 Work = dict[str, int]           # "mamba2 C B'" -> operations
 
 
-def work(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
-    """Forward and backward of one micro-batch on a rank with index `tp`, by kind of layer and term."""
-    kinds, total = ("embedding", *model.pattern * model.blocks, "norm", "head"), {}
+def work(spot: Spot, batch, dtype) -> Work:
+    """Forward and backward of one micro-batch on a rank, by kind of layer and term."""
+    kinds, total = ("embedding", *spot.model.pattern * spot.model.blocks, "norm", "head"), {}
     for kind in dict.fromkeys(kinds):
-        here = linears(model, layout, tp, batch, kind) | OTHERS.get(kind, _none)(model, layout, tp, batch, dtype)
+        here = linears(spot, batch, kind) | OTHERS.get(kind, _none)(spot, batch, dtype)
         total |= {f"{kind} {term}": flops * kinds.count(kind) for term, flops in here.items()}
     return total
 
 
-def together(parts: list[Work]) -> Work:
+def added(parts: list[Work]) -> Work:
     """The sum of several works."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
-def linears(model: Model, layout: Layout, tp: int, batch, kind: str) -> Work:
+def linears(spot: Spot, batch, kind: str) -> Work:
     """6 operations for each token and each weight of a matrix that is here."""
-    return {name: 6 * batch.tokens.size * math.prod(held(model, layout, tp, word) for word in dims.split())
-            for name, dims in matrices(model, kind).items()}
+    return {name: 6 * batch.tokens.size * math.prod(spot.held(word) for word in dims.split())
+            for name, dims in matrices(spot.model, kind).items()}
 
 
 @cache
@@ -59,32 +60,49 @@ def matrices(model: Model, kind: str) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------- what is no linear map
 
-def attention(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def attention(spot: Spot, batch, dtype) -> Work:
     """7 products over the pairs of tokens that the blocks look at."""
+    model, layout = spot.model, spot.layout
     if model.cut:
         return {}
-    heads = held(model, layout, tp, "H/tp")
+    heads = spot.held("H/tp")
+    queries, keys = places(batch), [places(batch)]
+    if layout.cp > 1:
+        queries, keys, heads = _over_cp(spot, batch, heads)
     looked = sum(math.prod(part.stop - part.start for part in (block.rows, block.queries, block.keys))
-                 for block in blocks(places(batch), places(batch), heads, np.dtype(dtype), model.reach))
+                 for some in keys for block in blocks(queries, some, heads, np.dtype(dtype), model.reach))
     return {"pairs of tokens": 7 * 2 * looked * heads * model.head_width}
 
 
-def mamba1(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def _over_cp(spot: Spot, batch, heads: int):
+    """(queries, the keys that they meet one set after the other, heads), by the option of attention over cp."""
+    way, ranks = way_of(spot.model, spot.layout), spot.layout.cp
+
+    def of(first, size):
+        return places(together(batch.whole, way, ranks, range(first, first + size)))
+    if core(spot.layout) == "heads":
+        size, _, heads, _ = spot.exchanged()
+        return of(spot.cp // size * size, size), [of(first, size) for first in range(0, ranks, size)], heads
+    size = ranks if way == "gather" else 1
+    return places(batch), [of(first, size) for first in range(0, ranks, size)], heads
+
+
+def mamba1(spot: Spot, batch, dtype) -> Work:
     """Each token reads the state, and backward that and twice the gradient of what enters it."""
-    if model.cut:
+    if spot.model.cut:
         return {}
-    state = 2 * batch.tokens.size * model.state * held(model, layout, tp, "I/tp")
+    state = 2 * batch.tokens.size * spot.model.state * spot.held("I/tp")
     return {"C h": 2 * state, "B X": 2 * state}
 
 
-def mamba2(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def mamba2(spot: Spot, batch, dtype) -> Work:
     """Chunk by chunk; the last may be shorter."""
-    if model.cut:
+    if spot.model.cut:
         return {}
     rows, columns = batch.tokens.shape
-    lengths = [min(model.chunk, columns - begin) for begin in range(0, columns, model.chunk)]
+    lengths = [min(spot.model.chunk, columns - begin) for begin in range(0, columns, spot.model.chunk)]
     squares, chunks = sum(length**2 for length in lengths), len(lengths)
-    groups, channels, N = held(model, layout, tp, "G/tp"), held(model, layout, tp, "MP/tp"), model.state
+    groups, channels, N = spot.held("G/tp"), spot.held("MP/tp"), spot.model.state
     return {"C B'": 4 * 2 * rows * squares * groups * N,
             "(C B' o decay) X": 3 * 2 * rows * squares * channels,
             "chunk states": 4 * 2 * rows * columns * channels * N,
