@@ -72,6 +72,14 @@ def listed(parse: Callable) -> Callable:
     return lambda text: tuple(parse(part) for part in text.split(","))
 
 
+def switch(text: str) -> tuple[int, str]:
+    """Parser of a step and a mesh, "100:tp=2"."""
+    step, _, mesh = text.partition(":")
+    if not mesh:
+        raise ValueError(f"must be a step and a mesh, such as 100:dp=2,tp=2, not {text!r}")
+    return whole(1)(step), mesh
+
+
 def one_of(*words: str) -> Callable:
     """Parser of a word out of a few."""
     def parse(text: str) -> str:
@@ -110,6 +118,7 @@ OPTIONS: dict[str, Option] = {
     "text": Option(path, "FILE", "UTF-8 text to train on (default: the Python language reference)"),
     "out": Option(path, "DIR", "folder of the run: log and checkpoints (default: one under runs/)"),
     "resume": Option(None, "", "go on from the last checkpoint of the folder, bitwise as if never stopped; the number of steps stays"),
+    "switch": Option(switch, "STEP:MESH", "go on with another mesh, of as many ranks, after so many steps"),
     "save-every": Option(whole(1), "N", "steps between checkpoints (default: 100)"),
     "no-control": Option(None, "", "after a preset's own run, do not train the same model with its mixer cut out"),
     "sample": Option(whole(0), "N", "bytes of text to write at the end (default: 300)"),
@@ -140,9 +149,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "Train a model on text, over the ranks of a mesh, and judge it on text that was held out.", {},
         ("model", "mesh", "order", *FILLINGS, "text", "steps", "rows", "sequence", "micro-batches", "micro-batch-size", "optimizer", "rate",
-         "clip", "seed", "dtype", "out", "save-every", "resume", "no-control", "sample", "json", "trace"),
+         "clip", "seed", "dtype", "out", "save-every", "resume", "switch", "no-control", "sample", "json", "trace"),
         ("python -m refpar train --model llama",
-         "mpiexec -n 2 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2",
+         "mpiexec -n 4 python -m mpi4py -m refpar train --model mamba2 --mesh dp=2,tp=2 --sp",
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
@@ -153,11 +162,12 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar verify --list-faults")),
     "show": Command(
         "Draw a layout in the terminal.  No model is run.",
-        {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective",
-         "collective": "for messages, such as all_reduce"},
-        ("model", "mesh", "order", "size", "algorithm", "node", "json"),
+        {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer",
+         "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
+        ("model", "mesh", "order", *FILLINGS, "size", "algorithm", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
-         "python -m refpar show shards --model llama --mesh dp=2,tp=2",
+         "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
+         "python -m refpar show messages attention --mesh tp=2 --sp",
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",

@@ -3,6 +3,7 @@ import pytest
 import strategies
 import strategies_comm
 import strategies_cp
+import strategies_reshard
 from drawn import thread_worlds
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ DRAWN = {
     "one_rounding": strategies_comm.situations(),
     "mesh_is_a_grid": strategies_comm.layouts(),
     "context_attention": strategies_cp.situations(4),
+    **dict.fromkeys(("reshard_is_cutting", "fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4)),
     "pieces_cover": st.integers(0, 2**34),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }

@@ -2,14 +2,16 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from refpar import cli
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
-from refpar.config import PRESETS, Layout
+from refpar.config import CP_ATTENTION, PRESETS, Layout
 from refpar.nn.build import build
 from refpar.parallel.placement import cut
-from refpar.show import mesh, messages, shards
+from refpar.show import layers, mesh, messages, shards, tokens
 
 
 def shown(capsys, *words):
@@ -83,7 +85,7 @@ def test_a_map_is_at_most_100_columns_wide_and_has_every_rank(layout):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, tp=2), Layout(pp=3, tp=2), Layout(cp=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, tp=2), Layout(pp=3, tp=2), Layout(cp=2), Layout(tp=5, sp=True)], ids=str)
 def test_shards_are_what_the_ranks_cut(name, layout):
     """The totals are the elements of the slices that `parallel.placement.cut` gives, and a stage's shares add up to its layers."""
     model = PRESETS[name]
@@ -115,6 +117,67 @@ def test_shards_of_a_llama(capsys):
     told = json.loads(shown(capsys, "shards", "--model", "llama-tiny", "--mesh", "dp=2,tp=2", "--json"))
     assert [kind["kind"] for kind in told["kinds"]] == ["embedding", "attention", "mlp", "norm", "head"]
     assert told["totals"][0]["elements"] == told["totals"][1]["elements"]
+
+
+def test_shards_of_a_run(capsys):
+    """Two key heads on three ranks: the last two share one, four query heads of eight between them.  With sp, norms are summed over tp."""
+    out = shown(capsys, "shards", "--model", "llama-tiny", "--mesh", "tp=3", "--sp")
+    assert "  q           D HE/tp       [64, 64]        [64, 16/32]       Shard(1)   Replicate  dp, cp\n" in out
+    assert "  k           D KE/tp       [64, 16]        [64, 8]           Shard(1)   Replicate  dp, cp, tp run\n" in out
+    assert "  norm        D             [64]            [64]              Replicate  Replicate  dp, cp, tp\n" in out
+
+
+ZIGZAG = """\
+one row of 64 tokens between the layers, cut over cp and tp, in the order of zigzag
+  cp=0 tp=0   ################................................................   16
+  cp=0 tp=1   ................................................################   16
+  cp=1 tp=0   ................################................................   16
+  cp=1 tp=1   ................................################................   16
+"""
+
+
+def test_the_tokens_of_each_rank(capsys):
+    assert ZIGZAG in shown(capsys, "shards", "--mesh", "cp=2,tp=2", "--sp", "--cp", "zigzag")
+    assert "  cp=1        .#.#.#" in shown(capsys, "shards", "--mesh", "cp=2", "--cp", "striped")
+    out = shown(capsys, "shards", "--model", "mamba2", "--mesh", "cp=2", "--cp", "striped")
+    assert "in the order of contiguous\n" in out and f"  cp=1        {'.' * 32}{'#' * 32}" in out
+    assert "tokens" not in shown(capsys, "shards", "--mesh", "tp=2")
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(CP_ATTENTION), st.integers(1, 9), st.integers(1, 9))
+def test_every_token_is_drawn_once(way, cp, tp):
+    told = tokens.describe(PRESETS["llama"], Layout(cp=cp, tp=tp, sp=True, cp_attention=way))
+    assert sorted(column for rank in told["ranks"] for column in rank["columns"]) == list(range(64))
+
+
+# Layer -> (forward, backward): the collectives that each way calls, without sp and with it.
+SENDS = {
+    "embedding": ((["all_reduce"], []), (["reduce_scatter"], ["all_gather"])),
+    "mlp": ((["all_reduce"], ["all_reduce"]), (["all_gather", "reduce_scatter"], ["all_gather", "reduce_scatter"])),
+    "head": (([], ["all_reduce"]), (["all_gather"], ["reduce_scatter"])),
+    "loss": ((["all_reduce"], []), (["all_reduce"], [])),
+}
+
+
+@pytest.mark.parametrize("layer", SENDS)
+@pytest.mark.parametrize("sp", [False, True])
+def test_what_a_layer_sends(layer, sp):
+    told = layers.describe(PRESETS["llama-tiny"], Layout(dp=2, tp=2, sp=sp), layer)
+    found = [[row["collective"] for row in told["sent"] if row["way"] == way] for way in ("forward", "backward")]
+    assert found == list(SENDS[layer][sp]) and {row["axis"] for row in told["sent"]} == {"tp"}
+
+
+def test_bytes_of_a_layer(capsys):
+    """Two ranks: an all_reduce of x is 2 (p-1)/p of its bytes, an all_gather or reduce_scatter half of that; Mamba-1 sums twice."""
+    whole = 2 * 64 * 64 * 4
+    plain, cut = (layers.describe(PRESETS["llama-tiny"], Layout(tp=2, sp=sp), "attention")["sent"] for sp in (False, True))
+    assert [row["bytes"] for row in plain] == [[whole, whole]] * 2 and [row["bytes"] for row in cut] == [[whole // 2, whole // 2]] * 4
+    sums = [row["calls"] for row in layers.describe(PRESETS["mamba1-tiny"], Layout(tp=2), "mamba1")["sent"]]
+    assert sums == [2, 2]
+    out = shown(capsys, "messages", "attention", "--sp")
+    assert "attention on mesh tp=2, sp" in out and max(map(len, out.splitlines())) <= 100
+    assert "  forward   tp    all_gather               1           1            16,384\n" in out
 
 
 ALGORITHMS = [(name, algorithm) for name in messages.CALLS for algorithm in (None, *messages.ALGORITHMS.get(name, ()))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from typing import Callable, NamedTuple
 
-from refpar.config import Layout
+from refpar.cli import layout_of
 from refpar.named import parse_model
 
 
@@ -30,31 +30,47 @@ def prepare(world, args) -> Job:
 def mesh(args):
     """The map of ranks; alone, that of the survey's figure 5."""
     from refpar.show import mesh
-    layout = Layout.parse(args.mesh or "dp=2,pp=2,cp=2,tp=2", args.order)
+    layout = layout_of(args, args.mesh or "dp=2,pp=2,cp=2,tp=2")
     return lambda: mesh.draw(layout), lambda: mesh.describe(layout)
 
 
 def shards(args):
     """What each rank holds."""
     from refpar.show import shards
-    model, layout = parse_model(args.model or "llama"), Layout.parse(args.mesh or "dp=2,tp=2", args.order)
+    model, layout = parse_model(args.model or "llama"), layout_of(args, args.mesh or "dp=2,tp=2")
     shards.check(model, layout)
     return lambda: shards.draw(model, layout, args.model or "llama"), lambda: shards.describe(model, layout)
 
 
 def messages(args):
-    """The messages of one collective."""
-    from refpar.show import messages
-    name, layout = args.collective, Layout.parse(args.mesh or "dp=4", args.order)
-    if name not in messages.CALLS:
+    """The messages of one collective, or of one layer."""
+    from refpar.show import layers, messages
+    name = args.collective
+    layout = layout_of(args, args.mesh or ("tp=2" if name in layers.LAYERS else "dp=4"))
+    if name not in messages.CALLS and name not in layers.LAYERS:
         raise ValueError(f"{'no collective is named' if name is None else f'there is no collective {name!r}'}; "
-                         f"name one of {', '.join(messages.CALLS)}")
+                         f"name one of {', '.join(messages.CALLS)}, or a layer: {', '.join(layers.LAYERS)}")
     if layout.ranks > messages.MOST:
         raise ValueError(f"mesh {layout} has {layout.ranks} ranks, and messages are drawn for at most {messages.MOST}")
-    size = 2 * layout.ranks if args.size is None else args.size
+    return layer(args, layout) if name in layers.LAYERS else collective(args, layout)
+
+
+def layer(args, layout):
+    """What a layer sends, forward and backward."""
+    from refpar.show import layers
+    if args.algorithm is not None or args.size is not None:
+        raise ValueError(f"{args.collective} is a layer, and takes no --algorithm and no --size")
+    model, kind = parse_model(args.model or layers.MODELS.get(args.collective, "llama-tiny")), args.collective
+    layers.check(model, layout, kind)
+    return lambda: layers.draw(layers.describe(model, layout, kind)), lambda: layers.describe(model, layout, kind)
+
+
+def collective(args, layout):
+    """What a collective sends, round by round."""
+    from refpar.show import messages
+    name, size = args.collective, 2 * layout.ranks if args.size is None else args.size
     if size > messages.LARGEST:
         raise ValueError(f"--size {size} is more than the {messages.LARGEST} elements that can be told apart")
-
     known, how = messages.ALGORITHMS.get(name, {}), messages.How(args.algorithm, args.node)
     if args.algorithm is not None and args.algorithm not in known:
         raise ValueError(f"{name} has no algorithm {args.algorithm!r}; it has {', '.join(known) or 'one, which needs no name'}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -17,27 +18,25 @@ from tempfile import mkdtemp
 from typing import NamedTuple
 
 from refpar import ngram, reading
-from refpar.cli import check_ranks, training_of
-from refpar.comm.mesh import Mesh
+from refpar.cli import check_ranks, layout_of, training_of
 from refpar.commands.memory import keep_pages
 from refpar.config import PRESETS, TRAININGS, Layout, Model, Training
-from refpar.fit import Plan, fit, fresh, held_out_loss, left_in, stored
+from refpar.fit import WHOLE, Plan, Start, fit, held_out_loss, left_in, moved_arrays, stored
 from refpar.named import describe_model, parse_model
 from refpar.nn.build import build
 from refpar.progress import Progress
 from refpar.sample import sample
 from refpar.trace import Traced, writable
-from refpar.train import State
 
 PROMPT = 32             # bytes of the held-out text that the sample goes on from
 TEMPERATURE = 0.8
 
 
 class Job(NamedTuple):
-    """Runs to do, each with the state to begin from: the model's, and the control's if there is one."""
+    """Runs to do, each with where it begins: the model's, and the control's if there is one."""
     plan: Plan
-    state: State
-    control: tuple[Plan, State] | None
+    start: Start
+    control: tuple[Plan, Start] | None
     judged: bool
     sample: int
     json: bool
@@ -51,9 +50,9 @@ class Outcome(NamedTuple):
 
 
 def prepare(world, args) -> Job:
-    """Refuse what cannot be run; load the text, and the checkpoint to go on from."""
+    """Refuse what cannot be run; load the text, and look into the checkpoint to go on from."""
     text = args.model or "llama"
-    model, layout = parse_model(text), layout_of(world, args)
+    model, layout = parse_model(text), trained_on(world, args, args.mesh or f"dp={world.size or 1}")
     training = training_of(args, TRAININGS.get(text.split(",")[0], Training()), layout.dp)
     if model.vocab < ngram.BYTES:
         raise ValueError(f"model: vocab={model.vocab} must be at least {ngram.BYTES}: tokens are bytes")
@@ -61,15 +60,16 @@ def prepare(world, args) -> Job:
     sampled = min(300, sample_room(model)) if args.sample is None else args.sample
     model.require_positions(sampled and PROMPT + sampled - 1, f"--sample {sampled} after a prompt of {PROMPT} bytes")
     judged = args.text is None and is_preset(model, training)
-    plan = Plan(model, layout, training, reading.load(args.text, training.sequence), Path(), args.save_every or 100)
+    plan = Plan(model, layout, training, reading.load(args.text, training.sequence), Path(), args.save_every or 100,
+                switch_of(world, args, layout, training))
     plan = plan._replace(folder=args.out or default_folder(plan))
     check_folder(plan.folder, args.resume)
     control = None
     if judged and not args.no_control:
         cut = plan._replace(model=replace(model, cut=True), folder=plan.folder / "control")
-        control = cut, stored(cut) if any(cut.folder.glob("step-*.npz")) else fresh(cut)
-    state = stored(plan) if args.resume else fresh(plan)
-    return Job(plan, state, control, judged, sampled, args.json, writable(args.trace))
+        control = cut, stored(cut) if any(cut.folder.glob("step-*.npz")) else Start()
+    start = stored(plan) if args.resume else Start()
+    return Job(plan, start, control, judged, sampled, args.json, writable(args.trace))
 
 
 def sample_room(model: Model) -> int:
@@ -77,15 +77,28 @@ def sample_room(model: Model) -> int:
     return max(0, model.longest - PROMPT + 1) if model.positions == "learned" else sys.maxsize
 
 
-def layout_of(world, args) -> Layout:
-    """The mesh that is named, or every process that was started on dp."""
-    layout = Layout.parse(args.mesh or f"dp={world.size or 1}", args.order)
-    if layout.ranks > layout.dp:
-        raise ValueError(f"mesh {layout} cuts over more than dp, and so far models are trained over dp alone")
+def trained_on(world, args, mesh: str) -> Layout:
+    """The layout of a mesh, refused where models cannot be trained on it here."""
+    layout = layout_of(args, mesh)
+    if layout.pp > 1:
+        raise ValueError(f"mesh {layout} has pp={layout.pp}, and models are not yet trained in pipelines")
     if world.size is not None and world.size != layout.ranks:
         raise ValueError(f"mesh {layout} needs {layout.ranks} ranks, and mpiexec started {world.size} processes")
     check_ranks(world, layout)
     return layout
+
+
+def switch_of(world, args, layout: Layout, training: Training) -> tuple[int, Layout] | None:
+    """The step and the layout of --switch."""
+    if args.switch is None:
+        return None
+    step, mesh = args.switch
+    after = trained_on(world, args, mesh)
+    if step >= training.steps:
+        raise ValueError(f"--switch {step}:{mesh} must come before the last of {training.steps} steps")
+    if after.ranks != layout.ranks:
+        raise ValueError(f"--switch {step}:{mesh} has {after.ranks} ranks, and mesh {layout} has {layout.ranks}")
+    return step, after
 
 
 def is_preset(model: Model, training: Training) -> bool:
@@ -97,7 +110,7 @@ def is_preset(model: Model, training: Training) -> bool:
 
 def default_folder(plan: Plan) -> Path:
     """runs/NAME-DIGEST: the same command always has the same folder."""
-    digest = hashlib.blake2b(json.dumps(plan.meta(), sort_keys=True).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(json.dumps([plan.meta(), str(plan.switch)], sort_keys=True).encode(), digest_size=4).hexdigest()
     return Path("runs") / f"{describe_model(plan.model).split(',')[0]}-{digest}"
 
 
@@ -128,7 +141,7 @@ def run(world, job: Job) -> int:
 
 def program(wire, job: Job) -> Outcome:
     """One rank's part: train, measure, write a sample; then the control."""
-    mesh, out = Mesh(job.plan.layout, wire), sys.stderr if job.json else sys.stdout
+    out = sys.stderr if job.json else sys.stdout
 
     def say(text: str):
         if wire.rank == 0:
@@ -136,24 +149,26 @@ def program(wire, job: Job) -> Outcome:
     say(heading(job))
     losses = ngram.baselines(job.plan.text)
     say(f"held-out loss, nats per byte: {ngram.described(losses)}\n")
-    for name, plan, state in runs(job):
+    for name, plan, start in runs(job):
         if name == "control":
-            say(f"\ncontrol: the same model with its mixer cut out, {parameters(state):,} parameters")
-        progress = Progress(plan.training.steps, state.step, out)
-        state, complaint = fit(mesh, plan, state, progress.update)
+            say(f"\ncontrol: the same model with its mixer cut out, {parameters(plan):,} parameters")
+        progress = Progress(plan.training.steps, start.step, out)
+        mesh, state, complaint = fit(wire, plan, start, progress.update)
         progress.close()
         if complaint:
             return Outcome({}, complaint)
         losses[name] = held_out_loss(mesh, plan, state.params)
-        if name == "model" and wire.rank == 0 and job.sample > 0:
-            say(written(plan, state, job.sample))
+        if name == "model" and job.sample > 0:
+            whole = moved_arrays(plan, state.params, mesh.layout, WHOLE, wire)
+            if wire.rank == 0:
+                say(written(plan, whole, job.sample))
     say(table(losses))
     return Outcome(losses)
 
 
 def runs(job: Job):
-    """(name, plan, state) of each run to do."""
-    yield "model", job.plan, job.state
+    """(name, plan, start) of each run to do."""
+    yield "model", job.plan, job.start
     if job.control:
         yield "control", *job.control
 
@@ -162,22 +177,23 @@ def heading(job: Job) -> str:
     """What is about to be trained, on what."""
     plan, training = job.plan, job.plan.training
     text, rows = plan.text, f"{training.rows} rows of {training.sequence} tokens"
-    return (f"model   {describe_model(plan.model)}, {parameters(job.state):,} parameters\n"
-            f"mesh    {plan.layout}\n"
+    switch = f", after step {plan.switch[0]} {plan.switch[1]}" if plan.switch else ""
+    return (f"model   {describe_model(plan.model)}, {parameters(plan):,} parameters\n"
+            f"mesh    {plan.layout}{switch}\n"
             f"text    {text.name}: {text.train.size:,} bytes to train on, {text.held_out.size:,} held out\n"
-            f"steps   {training.steps} of {rows}, from step {job.state.step}\n"
+            f"steps   {training.steps} of {rows}, from step {job.start.step}\n"
             f"folder  {plan.folder}")
 
 
-def parameters(state: State) -> int:
+def parameters(plan: Plan) -> int:
     """How many numbers the model has learned."""
-    return sum(array.size for group in state.params.values() for array in group.values())
+    return sum(math.prod(plan.model.shape(text)) for group in plan.dims().values() for text in group.values())
 
 
-def written(plan: Plan, state: State, length: int) -> str:
+def written(plan: Plan, params: dict, length: int) -> str:
     """A sample: how the model goes on from the beginning of the held-out text."""
     prompt = bytes(plan.text.held_out.tokens[:PROMPT].tolist())
-    text = sample(build(replace(plan.model, dropout=0.0)), state.params, prompt, length, plan.training.seed, TEMPERATURE)
+    text = sample(build(replace(plan.model, dropout=0.0)), params, prompt, length, plan.training.seed, TEMPERATURE)
     lines = (prompt + text).decode(errors="replace").splitlines()
     head = f"sample, temperature {TEMPERATURE}, after {len(prompt)} bytes of the held-out text"
     return "\n".join(["", head, *(f"  | {line}" for line in lines)])

@@ -55,4 +55,4 @@ def _layer(config: Model, kind: str, seams: Seams) -> Layer:
         return capped(head, config.softcap) if config.softcap else head
     if kind == "attention" and config.cut:
         return absent()
-    return residual(INSIDE[kind](config, seams), seams, norm_of(config))
+    return residual(seams.order(INSIDE[kind](config, seams)), seams, norm_of(config))

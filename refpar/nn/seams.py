@@ -10,6 +10,7 @@ mesh axis and no `if` for parallelism: all that is decided here, once, by the fi
     scan    of given x, dt, B, C, in either Mamba
     carry   what lies before my tokens                 over    completes a Partial value inside a layer
     drop    dropout of a residual branch               mine    the tokens of a batch that stand here, outside the seams
+    order   wraps a layer that wants its tokens in another order
     first   where my part of the vocabulary begins     lengths channels of each group of Mamba-2's norm that are here
 """
 from __future__ import annotations
@@ -75,5 +76,6 @@ class Seams(NamedTuple):
     mix: Any = None             # None: the layer's own, `nn.mamba2`
     scan: Any = None            # None: the layer's own, in chunks
     mine: Callable = _same
+    order: Callable = _same
     first: int = 0
     lengths: Any = None         # None: whole groups

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-from refpar.oracle import properties, properties_comm, properties_cp, properties_nn
+from refpar.oracle import properties, properties_comm, properties_cp, properties_nn, properties_reshard
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
+from refpar.oracle.faults_reshard import RESHARDING
 from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation import PROOF, Situation
@@ -172,7 +173,7 @@ MASKS = (
           run(dp=1, rows=2, documents=(5, 16)), run(dp=1, rows=2), "document_isolation"),
 )
 
-FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + CONTEXT_PARALLEL
+FAULTS: tuple[Fault, ...] = NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + CONTEXT_PARALLEL + RESHARDING
 
 
 def fault_named(name: str) -> Fault:
@@ -185,5 +186,5 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-    rooms = (properties, properties_comm, properties_nn, properties_cp)
+    rooms = (properties, properties_comm, properties_nn, properties_cp, properties_reshard)
     return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable
 
 from refpar.comm.pairs import over
@@ -14,10 +15,15 @@ from refpar.nn.chain import Chain
 from refpar.nn.dropout import attention_dropout, dropout
 from refpar.nn.recompute import recomputed, recomputed_core
 from refpar.nn.seams import KEEP, Pair, Seams
+from refpar.parallel.mamba import in_runs, mamba_seams, reorders
+from refpar.parallel.order import way_of
 from refpar.parallel.overlap import overlapped
 from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tensor
 from refpar.parallel.ulysses import context_core
 from refpar.parallel.vocabulary import cross_entropy
+
+
+STATE = ("mamba1", "mamba2")
 
 
 def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fill) -> Chain:
@@ -32,25 +38,32 @@ def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fi
 def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
     """What fills the seams of a layer, by its name and kind."""
     tp, layout = mesh.axis("tp"), mesh.layout
-    cp, ends = mesh.axis("cp"), sequence(tp) if layout.sp else tensor(tp)
-    mine = tokens_here(mesh)
-    heads_before = config.part("HE", tp.size, tp.index).start // config.head_width
-    kv_heads = config.part("K", tp.size, tp.index)
-    kv_heads, plan = kv_heads.stop - kv_heads.start, blocks.remembering(cp.size)
+    cp, ends, way = mesh.axis("cp"), sequence(tp) if layout.sp else tensor(tp), way_of(config, layout)
+    heads, keys = config.part("HE", tp.size, tp.index), config.part("K", tp.size, tp.index)
+    plan = blocks.remembering(cp.size)
+
+    def core(name: str) -> Pair:
+        """Attention, over the tokens of other ranks too."""
+        def dropped(first):
+            return attention_dropout(config.dropout, seed, name, heads.start // config.head_width + first)
+        alone = blocks.core(dropped(0), config.reach, plan)
+        filled = context_core(cp, way, keys.stop - keys.start, dropped, config.reach, plan) if layout.cp > 1 else alone
+        return recomputed_core(filled) if layout.recompute == "selective" else filled
 
     def fill(name: str, kind: str) -> Seams:
-        lengths, completes = norm_groups(config, tp) if kind == "mamba2" else (None, Pair(*over(tp)[:2]))
-        purpose = "embedding" if kind == "embedding" else "residual"
-        def dropped(first):
-            return attention_dropout(config.dropout, seed, name, heads_before + first)
-        core = context_core(cp, layout.cp_attention, kv_heads, dropped, config.reach, plan) if layout.cp > 1 else \
-            blocks.core(dropped(0), config.reach, plan)
-        enter, leave = (KEEP, KEEP) if layout.tp_ring and kind in config.pattern else ends
-        into, out_of = overlapped(tp) if layout.tp_ring else (None, None)
-        return Seams(
-            enter, leave, dropout(config.dropout, seed, purpose, name), completes,
-            into=into, out_of=out_of, core=recomputed_core(core) if layout.recompute == "selective" else core, mine=mine,
-            first=config.part("V", tp.size, tp.index).start, lengths=lengths)
+        common = Seams(*ends, dropout(config.dropout, seed, "embedding" if kind == "embedding" else "residual", name),
+                       Pair(*over(tp)[:2]), mine=tokens_here(mesh), first=config.part("V", tp.size, tp.index).start)
+        moved = kind in STATE and reorders(kind, layout.cp_mamba, way)
+        if layout.tp_ring and kind in config.pattern and not moved:
+            common = common._replace(**dict(zip(("enter", "leave", "into", "out_of"), (KEEP, KEEP, *overlapped(tp)))))
+        if kind == "attention":
+            return common._replace(core=core(name))
+        if kind not in STATE:
+            return common
+        lengths, completed = norm_groups(config, tp)
+        norm = {"lengths": lengths, "over": completed} if kind == "mamba2" else {}
+        return common._replace(**norm, **mamba_seams(config, kind, cp, layout.cp_mamba, way),
+                               order=partial(in_runs, cp=cp, way=way) if moved else common.order)
     return fill
 
 

@@ -31,7 +31,7 @@ from refpar.comm.collectives import all_gather, reduce_scatter
 from refpar.config import Model, share
 from refpar.nn import mamba1, mamba2
 from refpar.nn.seams import ALONE, Pair
-from refpar.nn.ssm import left_out, own
+from refpar.nn.ssm import left_out
 from refpar.parallel.order import columns
 from refpar.parallel.ulysses import head_parts, to_heads, to_tokens
 

@@ -4,6 +4,7 @@ Layers of a kind have the same parameters, so a kind is one entry.  On an axis a
     Shard(dim)   cut along that dim
     Replicate    whole, and each rank meets other activations: the gradient is a sum over the axis
     Invariant    whole, and each rank does the same with it: the gradient is the same already
+Where tp has more ranks than key heads or groups, a run of ranks holds the same part, and its gradient is summed over the run.
 A pipeline stage (pp) holds a share of the layers, and each of them wholly.
 """
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from refpar.config import AXES, Layout, Model, share, shares
+from refpar.config import AXES, Layout, Model, share
 from refpar.nn.build import build
-from refpar.parallel.placement import axis_of, inside_of, summed_axes
+from refpar.parallel.placement import axis_of, inside_of, part, shared_units, summed_axes
+from refpar.show import tokens
 
 
 class Row(NamedTuple):
@@ -34,14 +36,10 @@ class Kind(NamedTuple):
 
 
 def check(model: Model, layout: Layout):
-    """ValueError where a stage would hold no layer, or a rank less than a head or a group (those are shared by a run of ranks)."""
+    """ValueError where a stage would hold no layer."""
     layers = len(build(model).layers)
     if layout.pp > layers:
         raise ValueError(f"pp={layout.pp} is more than the model's {layers} layers, and a stage holds at least one of them")
-    for size, name in ((model.kv_heads, "kv_heads"), (model.groups, "groups")):
-        mixer = "attention" if name == "kv_heads" else "mamba2"
-        if mixer in model.pattern and layout.tp > size:
-            raise ValueError(f"tp={layout.tp} is more than {name}={size}, and a rank holds at least one of them")
 
 
 def kinds(model: Model, layout: Layout) -> list[Kind]:
@@ -58,17 +56,16 @@ def kinds(model: Model, layout: Layout) -> list[Kind]:
 
 def row(model: Model, layout: Layout, name: str, dims: str, inside: bool) -> Row:
     """One parameter, by its dims and whether it stands inside its layer's seams."""
-    summed = summed_axes(dims, inside)
+    summed = list(summed_axes(dims, inside, layout.sp))
     placement = {axis: "Replicate" if axis in summed else "Invariant" for axis in AXES}
-    held = []
+    parts = [part(model, dims, layout, {"tp": rank}) for rank in range(layout.tp)]
+    held = [sorted({place.stop - place.start for place in places}) for places in zip(*parts)]
     for dim, word in enumerate(dims.split()):
-        size, unit = model.dim(word)
-        axis = axis_of(word)
-        held.append(sorted(set(shares(size, getattr(layout, axis) if axis else 1, unit))))
-        if axis:
-            placement[axis] = f"Shard({dim})"
+        if axis_of(word):
+            placement[axis_of(word)] = f"Shard({dim})"
     placement["pp"] = "one stage"
-    return Row(name, dims, list(model.shape(dims)), held, placement, list(summed))
+    runs = [] if shared_units(model, dims, layout) is None else ["tp run"]
+    return Row(name, dims, list(model.shape(dims)), held, placement, summed + runs)
 
 
 def totals(model: Model, layout: Layout) -> dict[tuple[int, int], int]:
@@ -76,40 +73,35 @@ def totals(model: Model, layout: Layout) -> dict[tuple[int, int], int]:
     chain = build(model)
     dims, found = chain.dims(), {}
     for stage in range(layout.pp):
-        part = share(len(chain.layers), layout.pp, stage)
-        texts = [text for name, _ in chain.layers[part] for text in dims[name].values()]
+        texts = [text for name, _ in chain.layers[share(len(chain.layers), layout.pp, stage)] for text in dims[name].values()]
         for rank in range(layout.tp):
-            found[stage, rank] = sum(math.prod(length(model, word, layout, rank) for word in text.split()) for text in texts)
+            parts = (part(model, text, layout, {"tp": rank}) for text in texts)
+            found[stage, rank] = sum(math.prod(place.stop - place.start for place in places) for places in parts)
     return found
-
-
-def length(model: Model, word: str, layout: Layout, rank: int) -> int:
-    """The length of a dim on a tp rank."""
-    size, unit = model.dim(word)
-    part = share(size, layout.tp, rank, unit) if axis_of(word) == "tp" else slice(0, size)
-    return part.stop - part.start
 
 
 def describe(model: Model, layout: Layout) -> dict:
     """The table, for a program to read."""
     return {"mesh": str(layout),
             "kinds": [kind._replace(rows=[row._asdict() for row in kind.rows])._asdict() for kind in kinds(model, layout)],
-            "totals": [{"pp": pp, "tp": tp, "elements": count} for (pp, tp), count in totals(model, layout).items()]}
+            "totals": [{"pp": pp, "tp": tp, "elements": count} for (pp, tp), count in totals(model, layout).items()],
+            "tokens": tokens.describe(model, layout)}
 
 
 def draw(model: Model, layout: Layout, name: str) -> str:
     """The table, at most 100 columns wide."""
-    lines = [f"{name} on mesh {layout}: what one rank holds of each weight", "",
+    lines = [f"{name} on mesh {layout}{', sp' * layout.sp}: what one rank holds of each weight", "",
              f"  {'parameter':<12}{'dims':<14}{'whole':<16}{'one rank':<18}{'tp':<11}{'dp, cp':<11}summed over"]
     for kind in kinds(model, layout):
         lines.append(f"{kind.kind}, {counted(kind.layers)}")
         lines += [drawn(row) for row in kind.rows]
     if model.tied:
         lines.append("the head's table is the embedding's: their gradients are added up")
-    return "\n".join(lines + ["", *summary(model, layout), "",
+    return "\n".join(lines + ["", *summary(model, layout), "", *tokens.draw(model, layout),
                               "Shard(d): cut along dim d.  Replicate: whole, and each rank meets other activations.",
                               "Invariant: whole, and each rank does the same.  A gradient is summed over the axes over",
-                              "which the activations that the weight meets are sharded, less the axes of its own shards."])
+                              "which the activations that the weight meets are sharded, less the axes of its own shards.",
+                              "tp run: those ranks of tp that share a key head or a group, and hold the same part."])
 
 
 def drawn(row: Row) -> str:
