@@ -29,12 +29,12 @@ def test_what_a_single_process_keeps_is_the_table(model, rows, columns):
     params = initial(model, chain, 0, np.float32)
     with watch.watching(watch.Ledger()) as ledger:
         loss_and_gradients(chain, params, batch, 1)
-    assert ledger.peak["saved"] == activations.saved_elements(activations.Spot(model, Layout(), 0, 0, rows, columns))
+    spot = activations.Spot(model, Layout(), 0, 0, rows, columns)
+    assert ledger.peak["saved"] == activations.saved_elements(spot)
     _, _, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
     for name, points in saved.items():
-        table = activations.kept(model, name.partition(".")[2])
         counted = watch.elements({point: array for point, array in points.items() if point != "cap"})
-        assert counted == sum(activations.elements(activations.Spot(model, Layout(), 0, 0, rows, columns), shape) for shape in table.values()), name
+        assert counted == activations.kept_elements(spot, name.partition(".")[2]), name
 
 
 @pytest.mark.parametrize("name", [f"{family}-uneven" for family in FAMILIES])
@@ -45,11 +45,12 @@ def test_points_of_the_table_are_points_of_saved(name):
     params = initial(model, chain, 0, np.float32)
     _, _, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
     for layer, points in saved.items():
-        for point, shape in activations.kept(model, layer.partition(".")[2]).items():
+        kind = layer.partition(".")[2]
+        for point, shape in activations.kept(model, kind).items():
             array = points
             for part in point.split("."):
                 array = array[part]
-            assert array.size == activations.elements(activations.Spot(model, Layout(), 0, 0, 2, 16), shape), (layer, point)
+            assert array.size == activations.elements(activations.Spot(model, Layout(), 0, 0, 2, 16), kind, shape), (layer, point)
 
 
 @settings(max_examples=30)

@@ -6,7 +6,8 @@ A point is named as in `saved`; where one array has several names it stands here
     S/sp        those that it has outside them: a share of S over tp under sequence parallelism, else S
     S+W-1       S, and the inputs of the conv that lie before
     S/u, H/u, K/u   behind Ulysses' exchange: all tokens of the group of ranks, and some of this rank's heads
-    c/16, c/L   chunks of 16, or of L, into which S tokens are cut
+    R/m, d/L    tokens of whole rows, and their chunks, where Mamba over cp goes by heads; M/m, G/m, I/m: of this rank's heads or channels
+    c/16, c/L   chunks of 16, or of L, into which the tokens of a scan are cut
     Q           groups of Mamba-2's norm that are here, whole or in part
 
 Any other word is a dim of the model as parameters have them: "HE/tp" is cut, "D" is whole.
@@ -14,14 +15,18 @@ Any other word is a dim of the model as parameters have them: "HE/tp" is cut, "D
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Callable, NamedTuple
 
 from refpar.config import Layout, Model, shares
 from refpar.nn.selective import CHUNK
+from refpar.parallel.mamba import reorders
 from refpar.parallel.order import columns, way_of
 from refpar.parallel.ulysses import group_size, head_parts
 
 NORM = {"norm.x": "B S/sp D", "norm.normed": "B S/sp D", "norm.scale": "B S/sp"}         # x of an RMS norm, normed of a LayerNorm
+
+STATE = ("mamba1", "mamba2")
 
 KEPT: dict[str, dict[str, str]] = {
     "embedding": {"tokens": "B S"},
@@ -65,6 +70,19 @@ CORES: dict[str, dict[str, str]] = {
 }
 
 
+# By heads, Mamba-2's mix keeps whole rows of some heads, and so does Mamba-1's scan, of some channels.
+BY_HEADS = {"S": "R/m", "S+W-1": "R/m+W-1", "MP/tp": "M/m P", "GN/tp": "G/m N", "M/tp": "M/m", "I/tp": "I/m", "c/L": "d/L",
+            "c/16": "d/16"}
+
+
+def by_heads(kind: str, points: dict[str, str]) -> dict[str, str]:
+    """The points of a Mamba layer where cp goes by heads."""
+    inner = "inner.mix." if kind == "mamba2" else "inner.scan."
+    more = {"inner.scan.x": "B S I/tp", "inner.scan.dt": "B S I/tp"} if kind == "mamba1" else {}
+    return {point: " ".join(BY_HEADS.get(word, word) for word in shape.split()) if point.startswith(inner) else shape
+            for point, shape in (points | more).items()}
+
+
 def core(layout: Layout) -> str:
     """Which of them: a core alone, one whose keys travel, or one for which tokens become heads."""
     return "alone" if layout.cp == 1 else "heads" if layout.cp_attention.startswith("ulysses") else "tokens"
@@ -97,6 +115,8 @@ SOME: tuple[When, ...] = (
 def kept(model: Model, kind: str, layout: Layout = Layout()) -> dict[str, str]:
     """The points of a kind of layer in this model, and their shapes."""
     points = KEPT[kind] | (CORES[core(layout)] if kind == "attention" else {})
+    if layout.cp_mamba == "heads" and kind in STATE:
+        points = by_heads(kind, points)
     return {point: shape for point, shape in points.items()
             if all(when.holds(model) for when in SOME if when.kind == kind and point.startswith(when.point))}
 
@@ -127,6 +147,16 @@ class Spot(NamedTuple):
         """The length of a dim here."""
         part = self.model.part(word, self.layout.tp, self.tp) if word.endswith("/tp") else slice(0, self.model.dim(word)[0])
         return part.stop - part.start
+
+    def inside(self, kind: str) -> int:
+        """Tokens of a row inside a layer of the kind: a scan and a conv may want another order than the stream's."""
+        moved = kind in STATE and reorders(kind, self.layout.cp_mamba, way_of(self.model, self.layout))
+        return shares(self.length, self.layout.cp)[self.cp] if moved else self.columns
+
+    def by_heads(self) -> tuple[int, int, int]:
+        """Mamba-2's heads and groups, and Mamba-1's channels, of this rank where its tp group's are cut over cp."""
+        heads, groups = head_parts(self.held("M/tp"), self.held("G/tp"), self.layout.cp)[self.cp]
+        return heads.stop - heads.start, groups.stop - groups.start, shares(self.held("I/tp"), self.layout.cp)[self.cp]
 
     @property
     def outside(self) -> int:
@@ -163,13 +193,22 @@ def groups_of(cuts: list[slice], width: int) -> range:
 
 def saved_elements(spot: Spot) -> int:
     """Elements that backward keeps on a rank, for one micro-batch."""
-    return sum(elements(spot, shape) for kind in kinds(spot.model) for shape in kept(spot.model, kind, spot.layout).values())
+    return sum(kept_elements(spot, kind) * count for kind, count in Counter(kinds(spot.model)).items())
 
 
-def elements(spot: Spot, shape: str) -> int:
-    """How many elements an array of this shape has there."""
-    sizes = {"B": spot.rows, "S": spot.columns, "S/sp": spot.outside, "S+W-1": spot.columns + spot.model.conv - 1,
-             "c/16": -(-spot.columns // CHUNK), "c/L": -(-spot.columns // spot.model.chunk), "Q": spot.norm_groups}
-    if "S/u" in shape:
+def kept_elements(spot: Spot, kind: str) -> int:
+    """Those of one layer."""
+    return sum(elements(spot, kind, shape) for shape in kept(spot.model, kind, spot.layout).values())
+
+
+def elements(spot: Spot, kind: str, shape: str) -> int:
+    """How many elements an array of this shape has there, in a layer of the kind."""
+    here, rows, taps, chunk = spot.inside(kind), spot.length, spot.model.conv - 1, spot.model.chunk
+    sizes = {"B": spot.rows, "S": here, "S/sp": spot.outside, "S+W-1": here + taps, "c/16": -(-here // CHUNK), "c/L": -(-here // chunk),
+             "Q": spot.norm_groups, "R/m": rows, "R/m+W-1": rows + taps, "d/16": -(-rows // CHUNK), "d/L": -(-rows // chunk)}
+    words = shape.split()
+    if "S/u" in words:
         _, sizes["S/u"], sizes["H/u"], sizes["K/u"] = spot.exchanged()
-    return math.prod(sizes[word] if word in sizes else spot.held(word) for word in shape.split())
+    if {"M/m", "G/m", "I/m"} & set(words):
+        sizes["M/m"], sizes["G/m"], sizes["I/m"] = spot.by_heads()
+    return math.prod(sizes[word] if word in sizes else spot.held(word) for word in words)

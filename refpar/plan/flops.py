@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from refpar.config import Model
+from refpar.config import Model, share
 from refpar.nn.attention import places
 from refpar.nn.blocks import blocks
 from refpar.nn.build import build
@@ -45,7 +45,7 @@ def added(parts: list[Work]) -> Work:
 
 def linears(spot: Spot, batch, kind: str) -> Work:
     """6 operations for each token and each weight of a matrix that is here."""
-    return {name: 6 * batch.tokens.size * math.prod(spot.held(word) for word in dims.split())
+    return {name: 6 * spot.rows * spot.inside(kind) * math.prod(spot.held(word) for word in dims.split())
             for name, dims in matrices(spot.model, kind).items()}
 
 
@@ -91,18 +91,37 @@ def mamba1(spot: Spot, batch, dtype) -> Work:
     """Each token reads the state, and backward that and twice the gradient of what enters it."""
     if spot.model.cut:
         return {}
-    state = 2 * batch.tokens.size * spot.model.state * spot.held("I/tp")
-    return {"C h": 2 * state, "B X": 2 * state}
+    tokens, channels, forward, backward = spot.rows * spot.inside("mamba1"), spot.held("I/tp"), 1, 1
+    if spot.layout.cp_mamba == "heads":
+        tokens, (_, _, channels) = spot.rows * spot.length, spot.by_heads()
+    else:
+        forward, backward = runs(spot, batch)
+    state = 2 * tokens * spot.model.state * channels
+    return {"C h": (forward + backward) * state, "B X": 2 * backward * state}
+
+
+def runs(spot: Spot, batch) -> tuple[int, int]:
+    """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
+    and again where there is something before them, and behind them."""
+    mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole
+    before = spot.rows * mine.start > 0
+    later = slice(mine.stop, spot.length)
+    goes_on = np.logical_and.accumulate(whole.position[:, later] > 0, axis=1)       # [B, S later]: of the document at the border
+    behind = (goes_on & (whole.targets[:, later] >= 0)).any()
+    return 1 + int(before), 1 + int(behind)
 
 
 def mamba2(spot: Spot, batch, dtype) -> Work:
     """Chunk by chunk; the last may be shorter."""
     if spot.model.cut:
         return {}
-    rows, columns = batch.tokens.shape
+    rows, columns = spot.rows, spot.inside("mamba2")
+    heads, groups = spot.held("M/tp"), spot.held("G/tp")
+    if spot.layout.cp_mamba == "heads":
+        columns, (heads, groups, _) = spot.length, spot.by_heads()
     lengths = [min(spot.model.chunk, columns - begin) for begin in range(0, columns, spot.model.chunk)]
     squares, chunks = sum(length**2 for length in lengths), len(lengths)
-    groups, channels, N = spot.held("G/tp"), spot.held("MP/tp"), spot.model.state
+    channels, N = heads * spot.model.ssm_head_width, spot.model.state
     return {"C B'": 4 * 2 * rows * squares * groups * N,
             "(C B' o decay) X": 3 * 2 * rows * squares * channels,
             "chunk states": 4 * 2 * rows * columns * channels * N,

@@ -24,11 +24,14 @@ from refpar.comm.choose import Task
 from refpar.comm.mesh import Mesh
 from refpar.config import Model, shares
 from refpar.parallel.data import buckets
+from refpar.parallel.mamba import reorders
+from refpar.parallel.order import way_of
 from refpar.parallel.tensor import linked
-from refpar.plan.activations import Spot, groups_of, kinds
+from refpar.plan.activations import STATE, Spot, groups_of, kinds
 from refpar.plan import volume
 from refpar.plan.promise import promised
 from refpar.plan.volume_cp import Cut, context_volume
+from refpar.plan.volume_state import StateCut, state_volume
 
 
 class Sent(NamedTuple):
@@ -93,12 +96,17 @@ def _sent(operation: str, what: str, axis, sizes: list[int], dtype) -> Sent:
 
 def around_layer(here: Here, what: str) -> list[Sent]:
     """Of a layer on the residual stream: in one piece, or in the steps of a ring that send as many bytes as rings do."""
-    if not here.mesh.layout.tp_ring:
+    if not here.mesh.layout.tp_ring or moved(here, what):
         return enter(here, what) + leave(here, what)
     tp, sizes = here.mesh.axis("tp"), _shards(here)
     gathers, scatters = (Sent(f"{what} {name}: {name}", tp.name, formula(tp.index, sizes).elements * np.dtype(here.dtype).itemsize)
                          for name, formula in (("gather_matmul", volume.all_gather), ("matmul_scatter", volume.reduce_scatter)))
     return [gathers, scatters, scatters, gathers]
+
+
+def moved(here: Here, kind: str) -> bool:
+    """Does the layer stand in another order over cp than the stream?"""
+    return kind in STATE and reorders(kind, here.mesh.layout.cp_mamba, way_of(here.model, here.mesh.layout))
 
 
 def enter(here: Here, what: str) -> list[Sent]:
@@ -149,9 +157,9 @@ def mlp(here: Here) -> list[Sent]:
 
 def mamba1(here: Here) -> list[Sent]:
     """dt, B and C are made of the channels of all ranks: a sum on the way, forward and backward."""
-    elements = here.tokens * (here.model.dt_rank + 2 * here.model.state)
+    elements = here.rows * here.spot.inside("mamba1") * (here.model.dt_rank + 2 * here.model.state)
     inner = all_reduce("mamba1 dt, B, C", here.mesh.axis("tp"), elements, here.dtype)
-    return around_layer(here, "mamba1") + [inner, inner]
+    return around_layer(here, "mamba1") + [inner, inner] + state(here, "mamba1")
 
 
 def mamba2(here: Here) -> list[Sent]:
@@ -161,8 +169,16 @@ def mamba2(here: Here) -> list[Sent]:
     cuts = [here.model.part("MP", tp.size, rank) for rank in range(tp.size)]
     ranks = linked(cuts, tp.index, width)
     groups = len(groups_of([cuts[rank] for rank in ranks], width))
-    inner = all_reduce("mamba2 norm", tp.among(ranks), here.tokens * groups, here.dtype)
-    return around_layer(here, "mamba2") + [inner, inner]
+    inner = all_reduce("mamba2 norm", tp.among(ranks), here.rows * here.spot.inside("mamba2") * groups, here.dtype)
+    return around_layer(here, "mamba2") + [inner, inner] + state(here, "mamba2")
+
+
+def state(here: Here, kind: str) -> list[Sent]:
+    """What conv and scan hand on over cp, or exchange for heads, and the way to another order and back (`volume_state.py`)."""
+    layout, cp, tp = here.mesh.layout, here.mesh.axis("cp"), here.mesh.axis("tp")
+    cut = StateCut(here.model, kind, layout.cp_mamba, way_of(here.model, layout), cp.size, here.rows, here.length,
+                   np.dtype(here.dtype).itemsize, tp=(tp.size, tp.index))
+    return [Sent(f"{kind} over cp", cp.name, sum(way.elements for way in state_volume(cp.index, cut)))]
 
 
 def norm(here: Here) -> list[Sent]:
