@@ -20,7 +20,6 @@ from refpar.plan.promise import promised
 from refpar.plan.volume import NOTHING, Volume
 
 COUNT = 8               # bytes of a number of tokens
-STREAMS = {"mamba1": ("I",), "mamba2": ("MP", "GN", "GN")}      # that go through a conv
 
 
 class StateCut(NamedTuple):
@@ -34,11 +33,11 @@ class StateCut(NamedTuple):
     length: int
     itemsize: int = 8
     node: int | None = None
-    tp: tuple[int, int] = (1, 0)        # ranks that share the layer's heads or channels, and which of them this one is
+    tp: tuple[int, int] = (1, 0)        # ranks, and which: of a layer that is cut over tp, the sizes are those of a rank
 
-    def here(self, word: str) -> int:
-        """This tp rank's part of a dim."""
-        part = self.model.part(word, *self.tp)
+    def size(self, words: str) -> int:
+        """Of a dim, on this rank of tp."""
+        part = self.model.part(words, *self.tp)
         return part.stop - part.start
 
     def held(self, way: str) -> list[np.ndarray]:
@@ -58,11 +57,12 @@ def state_volume(i: int, cut: StateCut) -> tuple[Volume, Volume]:
 
 def summaries(cut: StateCut) -> list[int]:
     """The bytes of each summary that the layer hands on."""
-    s, rows, size = cut.model.sizes, cut.rows, cut.itemsize
-    tails = [COUNT * rows + rows * (s["W"] - 1) * cut.here(word) * size for word in STREAMS[cut.kind]]
+    model, rows, size = cut.model, cut.rows, cut.itemsize
+    channels = [cut.size(word) for word in (["I"] if cut.kind == "mamba1" else ["MP", "GN", "GN"])]
+    tails = [COUNT * rows + rows * (model.conv - 1) * width * size for width in channels]
     if cut.option == "heads":
         return tails if cut.kind == "mamba1" else []
-    state = 2 * s["N"] * cut.here("I") if cut.kind == "mamba1" else cut.here("M") * (1 + s["P"] * s["N"])
+    state = 2 * model.state * cut.size("I") if cut.kind == "mamba1" else cut.size("M") * (1 + model.ssm_head_width * model.state)
     return [*tails, rows * state * size]
 
 
@@ -104,9 +104,9 @@ def _by_heads(i: int, cut: StateCut) -> tuple[Volume, Volume]:
 def _widths(cut: StateCut, rank: int) -> tuple[int, int]:
     """Numbers of each token that go to the heads of a rank, and come back."""
     if cut.kind == "mamba1":
-        mine = share(cut.here("I"), cut.ranks, rank)
+        mine = share(cut.size("I"), cut.ranks, rank)
         return 2 * (mine.stop - mine.start), mine.stop - mine.start
-    streams = cuts_of(cut.model, cut.here("M"), cut.here("G"), cut.ranks)[rank].streams()
+    streams = cuts_of(cut.model, cut.size("M"), cut.size("G"), cut.ranks)[rank].streams()
     widths = [part.stop - part.start for part in streams]
     return sum(widths), widths[0]
 
