@@ -22,13 +22,14 @@ from refpar.comm.mesh import Axis, Mesh
 from refpar.comm.wire import Failed
 from refpar.config import Layout, Model, Training, share
 from refpar.nn.build import build
-from refpar.nn.gradient import loss_of, zeros_like
+from refpar.nn.gradient import zeros_like
 from refpar.nn.init import initial
-from refpar.parallel import fill
+from refpar.parallel.data import sum_loss
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
 from refpar.parallel.reshard import Place, holders, reshard
 from refpar.progress import Log
+from refpar.schedules.model import part_of_model, place_of, reading_of_model
 from refpar.train import State, rate_of, train_step
 
 WHOLE = Layout()                # how parameters lie in a checkpoint: on one rank
@@ -48,6 +49,10 @@ class Plan(NamedTuple):
     def layout_at(self, step: int) -> Layout:
         """The layout of the step that follows `step` steps."""
         return self.switch[1] if self.switch and step >= self.switch[0] else self.layout
+
+    def place(self, layout: Layout) -> Place:
+        """Where parameters lie under a layout; WHOLE is that of checkpoints."""
+        return place_of(self.model, layout, self.training)
 
     def dims(self) -> dict[str, dict[str, str]]:
         """Layer -> parameter -> dims."""
@@ -74,7 +79,8 @@ class Ending(NamedTuple):
 
 def fresh(plan: Plan, mesh) -> State:
     """This rank's parts of the state before the first step: it draws them alone."""
-    params = initial(plan.model, build(plan.model), plan.training.seed, np.dtype(plan.training.dtype),
+    chain, _ = part_of_model(plan.model, mesh, plan.training)
+    params = initial(plan.model, chain, plan.training.seed, np.dtype(plan.training.dtype),
                      cut=lambda name, dims: cut(plan.model, dims, mesh))
     return State(params, zeros_like(params), zeros_like(params))
 
@@ -111,7 +117,8 @@ def moved(plan: Plan, state: State, before: Layout, after: Layout, wire) -> Stat
 
 def moved_arrays(plan: Plan, arrays: dict, before: Layout, after: Layout, wire) -> dict:
     """The same of parameters, or of one of their moments."""
-    return reshard(arrays, plan.model, plan.dims(), Place(before), Place(after), wire, plan.training.dtype)
+    there = reshard(arrays, plan.model, plan.dims(), plan.place(before), plan.place(after), wire, plan.training.dtype)
+    return {layer: group for layer, group in there.items() if group}
 
 
 def fit(wire, plan: Plan, start: Start, told: Callable[[int, float, int], None]) -> Ending:
@@ -136,13 +143,13 @@ def fit(wire, plan: Plan, start: Start, told: Callable[[int, float, int], None])
 def steps(mesh, plan: Plan, state: State, told: Callable, log: Log | None) -> tuple[State, str | None]:
     """Train as long as the layout is the mesh's: the state then, and one sentence if the run must stop."""
     training, since = plan.training, time.monotonic()
-    chain = fill.model(plan.model, mesh, training.seed)
+    chain, work = part_of_model(plan.model, mesh, training)
     if log:
         with writing(plan.folder):
             log.write(event="begin", step=state.step, **plan.meta(state.step))
     while state.step < training.steps and plan.layout_at(state.step) == mesh.layout:
         rate = rate_of(state.step, training)
-        state, report = train_step(chain, state, batches(plan, mesh, state.step), mesh, training)
+        state, report = train_step(chain, state, batches(plan, mesh, state.step), mesh, training, work)
         if log:
             told(state.step, report.loss, report.count)
             with writing(plan.folder):
@@ -193,13 +200,14 @@ def keep(mesh, plan: Plan, state: State) -> str | None:
 def replica_apart(mesh, plan: Plan, state: State) -> str | None:
     """The first parameter or moment that two ranks hold, and not bitwise alike: a digest of each goes around."""
     names = [(kind, layer, p, text) for kind in ("params", "m", "v") for layer, group in plan.dims().items() for p, text in group.items()]
-    mine = b"".join(digest(getattr(state, kind)[layer].get(p)) for kind, layer, p, _ in names)
+    mine = b"".join(digest(getattr(state, kind).get(layer, {}).get(p)) for kind, layer, p, _ in names)
     world = Axis.world(mesh.wire)
     found = all_gather(np.frombuffer(mine, np.uint8).reshape(1, len(names), DIGEST), world, 0, [1] * world.size)
-    for place, (kind, layer, p, text) in enumerate(names):
-        for first, *others in holders(plan.model, (layer, p), text, Place(mesh.layout)).values():
+    place = plan.place(mesh.layout)
+    for number, (kind, layer, p, text) in enumerate(names):
+        for first, *others in holders(plan.model, (layer, p), text, place).values():
             for rank in others:
-                if (found[rank, place] != found[first, place]).any():
+                if (found[rank, number] != found[first, number]).any():
                     return f"{kind}/{layer}.{p} of rank {rank} is not bitwise that of rank {first}, which holds the same part"
     return None
 
@@ -213,14 +221,14 @@ def digest(array: np.ndarray | None) -> bytes:
 
 def held_out_loss(mesh, plan: Plan, params: dict) -> float:
     """Mean cross-entropy over the held-out text, nats per byte: each dp rank takes its share of windows, each cp rank its share of
-    their tokens; (sum, count) add up."""
+    their tokens, the last stage has the losses; (sum, count) add up."""
     model = replace(plan.model, dropout=0.0, smoothing=0.0, z_loss=0.0)
-    chain, way = fill.model(model, mesh), way_of(model, mesh.layout)
+    read, way = reading_of_model(model, mesh, plan.training), way_of(model, mesh.layout)
     dp, cp, sequence = mesh.axis("dp"), mesh.axis("cp"), plan.training.sequence
     mine = share(corpus.held_out_rows(plan.text, sequence), dp.size, dp.index)
-    total = np.zeros(2)                                                                         # sum, count
+    loss, count = 0.0, 0
     for start in range(mine.start, mine.stop, plan.training.rows):
         rows = slice(start, min(start + plan.training.rows, mine.stop))
-        total += loss_of(chain, params, part_of(corpus.held_out(plan.text, sequence, rows), way, cp))
-    total = all_reduce(total, mesh.axis("dp", "cp"))
-    return float(total[0] / total[1])
+        batch = part_of(corpus.held_out(plan.text, sequence, rows), way, cp)
+        loss, count = loss + read(None, params, [batch], 1)[0], count + batch.count
+    return sum_loss(loss, mesh) / float(all_reduce(np.array([count]), mesh.axis("dp", "cp"))[0])

@@ -25,8 +25,8 @@ HEIGHTS = [
     ("algorithms", "launch", "reading", "named", "saves"),      # collectives by name; what a command is given, and where it writes
     ("sample", "progress", "trace", "imports"),
     ("clock",),
-    ("fit",),                                                   # a whole training run
     ("plan", "schedules"),                                      # what things cost: formulas; pipelines by name, and in time
+    ("fit",),                                                   # a whole training run
     ("oracle",),
     ("infer",),
     ("show",), ("bench",), ("lesson",), ("conformance",),

@@ -71,7 +71,7 @@ def stopped_after(step, monkeypatch, *words):
             cli.main(list(words))
 
 
-@pytest.mark.parametrize("model, mesh", [(TINY, "dp=2"), (TINY, "dp=2,tp=3"), (MAMBA, "tp=3")])
+@pytest.mark.parametrize("model, mesh", [(TINY, "dp=2"), (TINY, "dp=2,tp=3"), (MAMBA, "tp=3"), (TINY, "dp=2,pp=2")])
 def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch, model, mesh):
     """Weights and moments are gathered, saved, and cut again: with three ranks for one key head, or two groups."""
     words = ["train", "--model", f"{model},dropout=0.1", "--mesh", mesh, *SMALL, "--steps", "7", "--out"]
@@ -87,6 +87,7 @@ def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch, model, mesh):
 
 MESHES = [(TINY, ["--mesh", "dp=2,tp=3"]), (TINY, ["--mesh", "cp=2,tp=2", "--cp", "zigzag", "--sp"]),
           (MAMBA, ["--mesh", "tp=3", "--sp"]), (MAMBA, ["--mesh", "cp=3,tp=2", "--cp-mamba", "scan"]),
+          (GPT2, ["--mesh", "pp=2,tp=2"]), (MAMBA, ["--mesh", "pp=3"]),
           (GPT2, ["--mesh", "tp=2,dp=2", "--sp", "--order", "tp,dp,cp,pp"]), (GPT2, ["--mesh", "dp=2,cp=4", "--cp", "striped"])]
 PLAIN = [*SMALL, "--steps", "5", "--optimizer", "sgd", "--rate", "0.5", "--clip", "0.1", "--dtype", "float64"]      # the plain bound
 
@@ -163,8 +164,8 @@ def test_replicas_that_drift_apart_are_found(folder, capsys, monkeypatch, mesh, 
     found across dp, across tp, and in a run of ranks that share a key head."""
     layer, _, name = parameter.rpartition(".")
 
-    def drifts(chain, state, batches, mesh, training):
-        state, report = stepped(chain, state, batches, mesh, training)
+    def drifts(chain, state, batches, mesh, training, work):
+        state, report = stepped(chain, state, batches, mesh, training, work)
         if mesh.wire.rank == mesh.wire.size - 1:
             moment = state.m[layer][name].copy()
             moment.flat[0] = np.nextafter(moment.flat[0], 1)

@@ -63,6 +63,8 @@ def prepare(world, args) -> Job:
     plan = Plan(model, layout, training, reading.load(args.text, training.sequence), Path(), args.save_every or 100,
                 switch_of(world, args, layout, training))
     plan = plan._replace(folder=args.out or default_folder(plan))
+    for used in (layout, *([plan.switch[1]] if plan.switch else [])):
+        plan.place(used)                                        # refuses a schedule that cannot be
     check_folder(plan.folder, args.resume)
     control = None
     if judged and not args.no_control:
@@ -80,8 +82,6 @@ def sample_room(model: Model) -> int:
 def trained_on(world, args, mesh: str) -> Layout:
     """The layout of a mesh, refused where models cannot be trained on it here."""
     layout = layout_of(args, mesh)
-    if layout.pp > 1:
-        raise ValueError(f"mesh {layout} has pp={layout.pp}, and models are not yet trained in pipelines")
     if world.size is not None and world.size != layout.ranks:
         raise ValueError(f"mesh {layout} needs {layout.ranks} ranks, and mpiexec started {world.size} processes")
     check_ranks(world, layout)

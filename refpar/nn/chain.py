@@ -29,7 +29,7 @@ class Chain(NamedTuple):
     def weights(self, params: dict, name: str) -> dict:
         """A layer's own parameters and those that it borrows."""
         borrowed = {mine: params[owner][theirs] for (layer, mine), (owner, theirs) in self.ties.items() if layer == name}
-        return params[name] | borrowed
+        return params.get(name, {}) | borrowed
 
     def dims(self) -> dict[str, dict[str, str]]:
         """Layer -> parameter -> dims, of every parameter once: a tied one at its owner, also where that is another stage's layer."""

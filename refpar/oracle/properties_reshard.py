@@ -96,8 +96,9 @@ def require_parts(arrays: dict, whole: dict, model: Model, dims: dict, place: Pl
     where = coordinates(layout, rank) if rank < layout.ranks else None
     for layer, group in dims.items():
         names = {name for name in group if where and where["pp"] in stages.get((layer, name), [where["pp"]])}
-        require(arrays[layer].keys() == names, f"{what}: has {list(arrays[layer])} of {layer}, and must have {sorted(names)}")
-        for name, array in arrays[layer].items():
+        mine = arrays.get(layer, {})
+        require(mine.keys() == names, f"{what}: has {list(mine)} of {layer}, and must have {sorted(names)}")
+        for name, array in mine.items():
             require_same(array, whole[layer][name][part(model, group[name], layout, where)], f"{what}: {layer}.{name}")
 
 

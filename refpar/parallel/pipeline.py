@@ -147,7 +147,8 @@ class Pipeline:
         if self.schedule.taker(op) is None:
             (loss, _), kept = chain.loss.forward(y, batch.targets)
             self.loss += loss
-        self.kept[place] = Kept(saved, after, kept)
+        if self.schedule.backward:
+            self.kept[place] = Kept(saved, after, kept)
         watch.held("saved", [self.kept, self.products])
         return y
 
