@@ -50,7 +50,7 @@ def reduce_scatter(flat, axis, parts, op=np.add):
         going = axis.isend(travelling, right)
         coming.wait()
         going.wait()
-        travelling = op(arriving, mine, out=arriving)
+        travelling = op(arriving, mine, out=arriving if step + 2 < axis.size else None)     # what stays is my part, and no scratch
     return travelling
 
 

@@ -17,12 +17,18 @@ from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import OPTIONS, PROOF, Situation
 from refpar.trace import Traced, writable
 
-MESHES = (                      # where none is named: each axis alone, and together; even, uneven, and more ranks than heads
-    Layout(), Layout(dp=3), Layout(tp=2), Layout(tp=3, sp=True), Layout(tp=8), Layout(dp=2, tp=4, sp=True),
-)
+# Where none is named: each axis alone, and together; even, uneven, and more ranks than heads; every way over cp, in turn.
+MESHES = (Layout(), Layout(dp=3), Layout(tp=2), Layout(tp=3, sp=True, tp_ring=True), Layout(dp=2, tp=4, sp=True), Layout(tp=8))
+OVER_CP = {
+    "llama": (Layout(cp=3, cp_attention="zigzag"), Layout(cp=2, tp=2, sp=True, cp_attention="ulysses"), Layout(dp=2, cp=2, tp=2)),
+    "gpt2": (Layout(cp=3, cp_attention="gather"), Layout(cp=4, tp=2, cp_attention="ulysses+ring")),
+    "mamba1": (Layout(cp=3), Layout(cp=2, tp=2, sp=True, cp_mamba="heads")),
+    "mamba2": (Layout(cp=3, cp_mamba="chain"), Layout(cp=4, cp_mamba="scan"), Layout(cp=2, tp=2, cp_mamba="heads")),
+    "hybrid": (Layout(cp=3, cp_attention="striped"), Layout(dp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", cp_mamba="heads")),
+}
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
 INDENT = "    "
-MESH = 16                       # columns of its name
+MESH = 28                       # columns of its name
 HEADS = ("loss", "dinput", "grads", "norm", "weights", "optim")
 
 
@@ -45,8 +51,10 @@ def prepare(world, args) -> Job:
         if world.size is not None and ranks > world.size:
             raise ValueError(f"--fault {args.fault} shows on {ranks} ranks, and mpiexec started {world.size}")
     family = "uneven" if args.uneven else "tiny"
-    models = [parse_model(args.model)] if args.model else [PRESETS[f"{name}-{family}"] for name in FAMILIES]
+    walked = {name: PRESETS[f"{name}-{family}"] for name in FAMILIES}
+    models = [parse_model(args.model)] if args.model else list(walked.values())
     layouts = [layout_of(args, args.mesh)] if args.mesh else list(MESHES)
+    more = {} if args.mesh else {walked[name]: list(meshes) for name, meshes in OVER_CP.items()}
     for flag in FILLINGS:
         if getattr(args, attribute(flag)) and not args.mesh:
             raise ValueError(f"--{flag} is of a mesh: name it by --mesh")
@@ -59,7 +67,8 @@ def prepare(world, args) -> Job:
         if layout.pp > 1:
             raise ValueError(f"mesh {layout} cuts the layers over pp, and so far models are cut over dp, cp and tp")
         check_ranks(world, layout)
-    situations = [situation_of(args, model, layout) for model in models for layout in fit]
+    situations = [situation_of(args, model, layout) for model in models for layout in fit + more.get(model, [])
+                  if world.size is None or layout.ranks <= world.size]
     for situation in situations:
         tokens = situation.training.rows * situation.training.sequence
         if max(situation.documents, default=0) > tokens:

@@ -103,7 +103,7 @@ def mamba1(spot: Spot, batch, dtype) -> Work:
 def runs(spot: Spot, batch) -> tuple[int, int]:
     """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
     and again where there is something before them, and behind them."""
-    mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole
+    mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole or batch
     before = spot.rows * mine.start > 0
     later = slice(mine.stop, spot.length)
     goes_on = np.logical_and.accumulate(whole.position[:, later] > 0, axis=1)       # [B, S later]: of the document at the border
@@ -119,6 +119,7 @@ def mamba2(spot: Spot, batch, dtype) -> Work:
     heads, groups = spot.held("M/tp"), spot.held("G/tp")
     if spot.layout.cp_mamba == "heads":
         columns, (heads, groups, _) = spot.length, spot.by_heads()
+        groups *= heads > 0                             # a rank without heads has nothing to scan
     lengths = [min(spot.model.chunk, columns - begin) for begin in range(0, columns, spot.model.chunk)]
     squares, chunks = sum(length**2 for length in lengths), len(lengths)
     channels, N = heads * spot.model.ssm_head_width, spot.model.state

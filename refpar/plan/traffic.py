@@ -145,7 +145,7 @@ def attention(here: Here) -> list[Sent]:
         return []
     layout, cp = here.mesh.layout, here.mesh.axis("cp")
     cut = Cut(cp.size, layout.cp_attention, here.rows, here.length, here.spot.held("H/tp"), here.spot.held("K/tp"),
-              here.model.head_width, np.dtype(here.dtype).itemsize)
+              here.model.head_width, np.dtype(here.dtype).itemsize, cp.node, places=cp.ranks)
     context = [Sent("attention over cp", cp.name, sum(way.elements for way in context_volume(cp.index, cut)))] if cp.size > 1 else []
     return around_layer(here, "attention") + context
 
@@ -177,7 +177,7 @@ def state(here: Here, kind: str) -> list[Sent]:
     """What conv and scan hand on over cp, or exchange for heads, and the way to another order and back (`volume_state.py`)."""
     layout, cp, tp = here.mesh.layout, here.mesh.axis("cp"), here.mesh.axis("tp")
     cut = StateCut(here.model, kind, layout.cp_mamba, way_of(here.model, layout), cp.size, here.rows, here.length,
-                   np.dtype(here.dtype).itemsize, tp=(tp.size, tp.index))
+                   np.dtype(here.dtype).itemsize, cp.node, (tp.size, tp.index), cp.ranks)
     return [Sent(f"{kind} over cp", cp.name, sum(way.elements for way in state_volume(cp.index, cut)))]
 
 

@@ -31,6 +31,11 @@ class Cut(NamedTuple):
     itemsize: int = 8
     node: int | None = None
     moved: str = "kv"
+    places: tuple[int, ...] = ()        # of the cp ranks in the world; none: as they are numbered
+
+    def nodes(self, indices) -> list[list[int]]:
+        """Those of the ranks, by their place among `indices`, that stand on each node."""
+        return mesh.nodes([self.places[index] for index in indices] if self.places else indices, self.node)
 
     @property
     def tokens(self) -> list[int]:
@@ -60,7 +65,7 @@ def _around(i: int, out, home, nodes) -> Volume:
 
 
 def _ring(i: int, cut: Cut):
-    nodes = mesh.nodes(range(cut.ranks), cut.node)
+    nodes = cut.nodes(range(cut.ranks))
     if cut.moved == "q":
         def queries(width):
             return [tokens * cut.heads * width for tokens in cut.tokens]
@@ -72,7 +77,7 @@ def _ring(i: int, cut: Cut):
 
 def _gather(i: int, cut: Cut):
     task = Task([tokens * 2 * cut.kv_heads * cut.width for tokens in cut.tokens], np.dtype(f"f{cut.itemsize}"),
-                mesh.nodes(range(cut.ranks), cut.node))
+                cut.nodes(range(cut.ranks)))
     there, home = (promised(operation, None, i, task) for operation in ("all_gather", "reduce_scatter"))
     return tuple(Volume(one.messages, one.elements // cut.itemsize, one.messages_received, one.elements_received // cut.itemsize)
                  for one in (there, there + home))
@@ -92,7 +97,7 @@ def _by_heads(i: int, cut: Cut):
         return _exchanged(place, [[mine * theirs for theirs in tokens] for mine in per_token])
     _, keys = counts[place]
     joint = [sum(cut.tokens[at:at + size]) * 2 * keys for at in range(0, cut.ranks, size)]
-    circle = mesh.nodes(range(place, cut.ranks, size), cut.node)
+    circle = cut.nodes(range(place, cut.ranks, size))
     forward = there(many) + two_levels(volume.all_gather, i // size, joint, circle) + back(few)
     return forward, there(few) + _around(i // size, joint, joint, circle) + back(many)
 

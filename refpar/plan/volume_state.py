@@ -34,6 +34,11 @@ class StateCut(NamedTuple):
     itemsize: int = 8
     node: int | None = None
     tp: tuple[int, int] = (1, 0)        # ranks, and which: of a layer that is cut over tp, the sizes are those of a rank
+    places: tuple[int, ...] = ()        # of the cp ranks in the world; none: as they are numbered
+
+    def nodes(self, indices) -> list[list[int]]:
+        """Those of the ranks, by their place among `indices`, that stand on each node."""
+        return mesh.nodes([self.places[index] for index in indices] if self.places else indices, self.node)
 
     def size(self, words: str) -> int:
         """Of a dim, on this rank of tp."""
@@ -69,7 +74,7 @@ def summaries(cut: StateCut) -> list[int]:
 def _carried(i: int, cut: StateCut) -> tuple[Volume, Volume]:
     """Forward, and backward: the axis turned round."""
     def carried(place, ranks):
-        nodes = mesh.nodes(ranks, cut.node)
+        nodes = cut.nodes(ranks)
         return sum((carry_volume(place, size, cut.ranks, cut.option, nodes) for size in summaries(cut)), NOTHING)
     return carried(i, range(cut.ranks)), carried(cut.ranks - 1 - i, range(cut.ranks)[::-1])
 
@@ -95,7 +100,7 @@ def _by_heads(i: int, cut: StateCut) -> tuple[Volume, Volume]:
     there, back = zip(*(_widths(cut, rank) for rank in range(cut.ranks)))
     to_heads, to_tokens = (_exchanged(i, np.outer(tokens, width)) for width in (there, back))
     home, ahead = (_exchanged(i, np.outer(width, tokens)) for width in (back, there))
-    nodes = mesh.nodes(range(cut.ranks), cut.node)
+    nodes = cut.nodes(range(cut.ranks))
     task = Task(shared, np.dtype(f"f{cut.itemsize}"), nodes)
     gathers = [promised(operation, None, i, task) if shared else NOTHING for operation in ("all_gather", "reduce_scatter")]
     return ((to_heads + home).times(cut.itemsize) + gathers[0], (to_tokens + ahead).times(cut.itemsize) + gathers[1])
