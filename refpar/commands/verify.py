@@ -64,8 +64,6 @@ def prepare(world, args) -> Job:
     if not fit:
         raise ValueError(f"mesh {layouts[0]} needs {layouts[0].ranks} ranks, and {world.size} were started")
     for layout in fit:
-        if layout.pp > 1:
-            raise ValueError(f"mesh {layout} cuts the layers over pp, and so far models are cut over dp, cp and tp")
         check_ranks(world, layout)
     situations = [situation_of(args, model, layout) for model in models for layout in fit + more.get(model, [])
                   if world.size is None or layout.ranks <= world.size]

@@ -32,6 +32,7 @@ def loss_and_gradients(chain: Chain, params: dict, batch, count: int):
     logits, after, saved = forward(chain, batch.tokens, params, batch, start(chain, params, batch))      # [B, S, V/tp]
     (loss, _), kept = chain.loss.forward(logits, batch.targets)
     watch.held("saved", [saved, kept])
+    watch.value("batch", batch)
     dlogits = chain.loss.backward(1.0 / max(count, 1), kept)                                             # [B, S, V/tp]
     _, _, products = backward(chain, dlogits, saved, params, batch, zeros_like(after))
     return loss, gradients(chain, products)

@@ -14,7 +14,9 @@ from refpar.oracle.run import Run, batches_of
 from refpar.oracle.situation import Situation
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
-from refpar.plan.activations import Spot, saved_elements
+from refpar.plan.activations import Spot
+from refpar.plan.passes import most_saved, passes
+from refpar.schedules.model import part_of_model
 
 
 class Book(NamedTuple):
@@ -70,14 +72,16 @@ def counted_of(run: Run) -> Book:
 
 
 def promised_of(situation: Situation, chain, rank: int) -> Book:
-    """What the formulas say of the rank."""
+    """What the formulas say of the rank.  chain: the whole model's."""
     model, layout, dtype = situation.model, situation.layout, np.dtype(situation.training.dtype)
     mesh, steps = traffic.mesh_of(layout, rank), steps_of(situation, rank)
-    params = shapes_of(model, chain, mesh, dtype)
-    sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.whole.tokens.shape for batch in batches],
+    pp = mesh.coordinates()["pp"]
+    mine = part_of_model(model, mesh, situation.training, chain)[0]
+    params = shapes_of(model, mine, mesh, dtype)
+    sent = [one for batches in steps for one in traffic.step(model, mesh, mine, params, [batch.whole.tokens.shape for batch in batches],
                                                              dtype)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
-                max(saved_elements(spot_of(situation, rank, batch)) for batches in steps for batch in batches),
+                max(most_saved(model, layout, pp, [spot_of(situation, rank, batch) for batch in batches]) for batches in steps),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
 
 
@@ -95,8 +99,10 @@ def steps_of(situation: Situation, rank: int) -> list[list]:
 
 def work_of(situation: Situation, rank: int) -> flops.Work:
     """The rank's operations, by kind of layer and term, in all steps."""
-    return flops.added([flops.work(spot_of(situation, rank, batch), batch, situation.training.dtype)
-                           for batches in steps_of(situation, rank) for batch in batches])
+    pp = traffic.mesh_of(situation.layout, rank).coordinates()["pp"]
+    mine = passes(situation.model, situation.layout, situation.training.micro_batches, pp)
+    return flops.added([flops.work(spot_of(situation, rank, batches[each.micro]), batches[each.micro], situation.training.dtype, each.kinds)
+                        for batches in steps_of(situation, rank) for each in mine])
 
 
 def spot_of(situation: Situation, rank: int, batch) -> Spot:

@@ -39,7 +39,7 @@ class Parts:
     """Which part of each parameter each rank holds."""
 
     def __init__(self, situation: Situation, dims: dict[str, dict[str, str]]):
-        self.model, self.layout, self.dims = situation.model, situation.layout, dims
+        self.model, self.layout, self.dims, self.dtype = situation.model, situation.layout, dims, situation.training.dtype
         self.where = [coordinates(self.layout, rank) for rank in range(self.layout.ranks)]
 
     def slices(self, rank: int, layer: str, name: str) -> tuple[slice, ...]:
@@ -56,10 +56,10 @@ class Parts:
         told = [(rank, state) for rank, state in enumerate(states) if state is not None]
         for store in STORES:
             for layer, name in self.each():
-                dtype = getattr(told[0][1], store)[layer][name].dtype
-                array = whole[store][layer][name] = np.full(self.model.shape(self.dims[layer][name]), np.nan, dtype)
+                array = whole[store][layer][name] = np.full(self.model.shape(self.dims[layer][name]), np.nan, self.dtype)
                 for rank, state in told:
-                    array[self.slices(rank, layer, name)] = getattr(state, store)[layer][name]
+                    if name in getattr(state, store).get(layer, {}):
+                        array[self.slices(rank, layer, name)] = getattr(state, store)[layer][name]
         return State(**whole, step=told[0][1].step)
 
 
@@ -94,9 +94,11 @@ def weigh_step(situation: Situation, parts: Parts, steps: list[Step], before: St
     yield from weigh_input(steps, whole.step, n)
     for rank, step in enumerate(steps):
         yield "norm", "the gradient's norm", rank, distance(number(step.norm), number(whole.step.norm), n)
+    lost = set(parts.each()).difference(*map(held_by, steps))
+    yield "gradient", f"{sorted(lost)} held by nobody", 0, math.inf if lost else 0.0
     limits = limits_of_step(situation, before, whole, n)
     for rank, step in enumerate(steps):
-        for layer, name in parts.each() if step.state else ():
+        for layer, name in held_by(step):
             mine = parts.slices(rank, layer, name)
             yield "gradient", f"the gradient of {layer}.{name}", rank, distance(
                 step.gradients[layer][name], whole.step.gradients[layer][name][mine], n, whole.addends[layer])
@@ -107,10 +109,16 @@ def weigh_step(situation: Situation, parts: Parts, steps: list[Step], before: St
                     np.broadcast_to(limit[layer][name], reached.shape)[mine])
 
 
+def held_by(step: Step) -> list[tuple[str, str]]:
+    """(layer, parameter) of what a rank told of."""
+    return [(layer, name) for layer, group in step.state.params.items() for name in group] if step.state else []
+
+
 def weigh_input(steps: list[Step], whole: Step, n: int):
     """The gradient of the first layer's input: each rank's tokens beside theirs in the whole; and every token is somebody's."""
     scale = float(np.max(np.abs(whole.input_gradient), initial=0.0))
-    tokens = whole.input_gradient.reshape(whole.index.size, whole.input_gradient.shape[2])     # [rows*S, D]
+    tokens = np.zeros_like(whole.input_gradient)
+    tokens[whole.index] = whole.input_gradient                                      # [rows*S, D]
     held = np.zeros(len(tokens), bool)
     for rank, step in enumerate(steps):
         held[step.index] = True

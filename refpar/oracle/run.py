@@ -24,6 +24,7 @@ from refpar.oracle.situation import Situation
 from refpar.parallel import fill
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
+from refpar.schedules.model import part_of_model
 from refpar.train import State, rate_of, train_step
 
 
@@ -58,22 +59,28 @@ class Run(NamedTuple):
 
 
 class Points(watch.Observer):
-    """Keeps what passes the points to compare: the gradient of the first layer's input, micro-batch by micro-batch, and the
-    gradients of the step."""
+    """Keeps what passes the points to compare: the gradient of the first layer's input, with the index of its tokens, and the
+    gradients of the step.  `here(batch)`: those tokens of a batch that the stream has here."""
 
-    def __init__(self, chain):
-        self.input, self.rows, self.gradients = f"d {chain.layers[1][0]}", [], {}
+    def __init__(self, chain, here=lambda batch: batch):
+        self.input, self.here, self.width, self.gradients = f"d {chain.layers[1][0]}", here, chain.model.width, {}
+        self.rows, self.index, self.batch = [], [], None
 
     def value(self, name, array):
+        if name == "batch":
+            self.batch = array
         if name == self.input:
-            self.rows.append(array)
+            self.rows.append(array.reshape(array.size // self.width, self.width))   # [T, D]
+            self.index.append(self.here(self.batch).index.ravel())                  # [T]
         if name == "gradients":
             self.gradients = array
 
-    def input_gradient(self) -> np.ndarray:
-        """All rows since the last call."""
-        rows, self.rows = np.concatenate(self.rows), []
-        return rows
+    def input_gradient(self, dtype):
+        """(gradient, index) of all tokens since the last call; none where the first layer stands on another stage."""
+        rows = np.concatenate([np.zeros((0, self.width), dtype), *self.rows])
+        index = np.concatenate([np.zeros(0, np.int64), *self.index])
+        self.rows, self.index = [], []
+        return rows, index
 
 
 # ------------------------------------------------------------------------------------------------------------ the single process
@@ -102,7 +109,7 @@ def whole_step(situation: Situation, chain, state: State) -> Whole:
     training = situation.training
     after = State(*updated(state.params, clipped(grads, norm, training.clip), state.m, state.v, state.step,
                            rate_of(state.step, training), training))
-    step = Step(loss, batch.count, norm, points.input_gradient(), batch.index, grads, after)
+    step = Step(loss, batch.count, norm, *points.input_gradient(training.dtype), grads, after)
     return Whole(step, largest_addends(chain, state.params, batch), ledger)
 
 
@@ -135,16 +142,16 @@ def batches_of(situation: Situation, mesh, number: int) -> list[Batch]:
 def run_sharded(wire, situation: Situation) -> Run:
     """The program of one rank: the steps of the situation by `train_step`, watched."""
     mesh, model, training = Mesh(situation.layout, wire), situation.model, situation.training
-    chain = frozen(fill.model(model, mesh, training.seed, around=frozen_seams))
+    whole = frozen(fill.model(model, mesh, training.seed, around=frozen_seams))
+    chain, work = part_of_model(model, mesh, training, whole)
     state = first_state(situation, chain, cut=lambda name, dims: cut(model, dims, mesh))
     first = mesh.axis("dp", "cp").index == 0
     steps, digests = [], []
-    with watch.watching(watch.Ledger()) as ledger, watch.watching(Points(chain)) as points:
+    with watch.watching(watch.Ledger()) as ledger, watch.watching(Points(whole, fill.tokens_here(mesh))) as points:
         for number in range(training.steps):
             batches = batches_of(situation, mesh, number)
-            state, report = train_step(chain, state, batches, mesh, training)
-            index = np.concatenate([fill.tokens_here(mesh)(batch).index for batch in batches])
-            step = Step(report.loss * max(report.count, 1), report.count, report.norm, points.input_gradient(), index,
+            state, report = train_step(chain, state, batches, mesh, training, work)
+            step = Step(report.loss * max(report.count, 1), report.count, report.norm, *points.input_gradient(training.dtype),
                         points.gradients, state)
             digests.append(digests_of(step))
             steps.append(step if first else step._replace(gradients={}, state=None))

@@ -149,7 +149,7 @@ class Pipeline:
             self.loss += loss
         if self.schedule.backward:
             self.kept[place] = Kept(saved, after, kept)
-        watch.held("saved", [self.kept, self.products])
+        watch.held("saved", [(kept.saved, kept.loss) for kept in self.kept.values()])
         return y
 
     def backward(self, op):
@@ -157,10 +157,12 @@ class Pipeline:
         watch.op("B", 0)
         chain, batch, place = self.stages[op.stage], self.batches[op.micro][op.slice], op[1:]
         kept = self.kept.pop(place)
+        watch.value("batch", batch)
         dy = chain.loss.backward(self.scale, kept.loss) if self.schedule.giver(op) is None else self.take(op)
         last = op.slice == self.schedule.slices - 1
         dafter = zeros_like(kept.after) if last else self.dbefore.pop(place[:2])
         dx, self.dbefore[place[:2]], self.products[place] = backward(chain, dy, kept.saved, self.params, batch, dafter)
+        watch.held("products", self.products)
         return dx
 
     def multiply(self, op):

@@ -28,10 +28,10 @@ from refpar.plan.activations import Spot, core
 Work = dict[str, int]           # "mamba2 C B'" -> operations
 
 
-def work(spot: Spot, batch, dtype) -> Work:
-    """Forward and backward of one micro-batch on a rank, by kind of layer and term."""
-    kinds, total = ("embedding", *spot.model.pattern * spot.model.blocks, "norm", "head"), {}
-    for kind in dict.fromkeys(kinds):
+def work(spot: Spot, batch, dtype, kinds: tuple[str, ...]) -> Work:
+    """Forward and backward of one micro-batch on a rank that has layers of these kinds, by kind and term."""
+    total = {}
+    for kind in dict.fromkeys(kind for kind in kinds if kind != "loss"):
         here = linears(spot, batch, kind) | OTHERS.get(kind, _none)(spot, batch, dtype)
         total |= {f"{kind} {term}": flops * kinds.count(kind) for term, flops in here.items()}
     return total

@@ -27,8 +27,9 @@ from refpar.parallel.data import buckets
 from refpar.parallel.mamba import reorders
 from refpar.parallel.order import way_of
 from refpar.parallel.tensor import linked
-from refpar.plan.activations import STATE, Spot, groups_of, kinds
+from refpar.plan.activations import STATE, Spot, groups_of
 from refpar.plan import volume
+from refpar.plan.passes import Pass, passes
 from refpar.plan.promise import promised
 from refpar.plan.volume_cp import Cut, context_volume
 from refpar.plan.volume_state import StateCut, state_volume
@@ -206,10 +207,19 @@ LAYERS: dict[str, Callable[[Here], list[Sent]]] = {
 
 def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, int]], dtype) -> list[Sent]:
     """Everything that a rank sends in one training step.  batches: its micro-batches, [rows, length] of their whole rows each;
-    params: its part of the parameters, or arrays of their shapes."""
-    layers = [sent for rows, length in batches for kind in kinds(model)
-              for sent in LAYERS[kind](Here(model, mesh, rows, length, dtype))]
-    return around(mesh) + layers + gradients(mesh, chain, params)
+    chain: its part of the model's; params: its part of the parameters, or arrays of their shapes."""
+    here = [Here(model, mesh, rows, length, dtype) for rows, length in batches]
+    sent = []
+    for each in passes(model, mesh.layout, len(batches), mesh.coordinates()["pp"]):
+        sent += [one for kind in each.kinds for one in LAYERS[kind](here[each.micro])] + between(here[each.micro], each)
+    return around(mesh) + sent + gradients(mesh, chain, params)
+
+
+def between(here: Here, each: Pass) -> list[Sent]:
+    """From stage to stage: y [B, S, D] of the tokens that the stream has here, and its gradient."""
+    size = here.rows * here.spot.outside * here.model.width * np.dtype(here.dtype).itemsize
+    ways = {"stage, forward": each.hands_on, "stage, backward": each.hands_back}
+    return [Sent(what, "pp", size) for what, sends in ways.items() if sends]
 
 
 def around(mesh: Mesh) -> list[Sent]:

@@ -1,0 +1,56 @@
+"""What a rank of a pipeline runs: pass by pass, which layers, of which micro-batch, and whether it hands on what it made.
+
+A pass is a stage's work on one micro-batch, down (F) and up (B).  Where there is no pipeline, a rank runs all layers on each.
+"""
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from refpar.config import Layout, Model
+from refpar.nn.build import build
+from refpar.parallel.stages import stage_layers
+from refpar.plan.activations import Spot, kept_elements, kinds
+from refpar.schedules.model import piped, schedule_of
+
+
+class Pass(NamedTuple):
+    """A stage and a micro-batch; the kinds of its layers; does F, does B send to another rank?"""
+    stage: int
+    micro: int
+    kinds: tuple[str, ...]
+    hands_on: bool = False
+    hands_back: bool = False
+
+
+@cache
+def passes(model: Model, layout: Layout, micro_batches: int, pp: int) -> tuple[Pass, ...]:
+    """All passes of a rank with index `pp`, in the order of their F."""
+    if not piped(layout):
+        return tuple(Pass(0, micro, tuple(kinds(model))) for micro in range(micro_batches))
+    schedule = schedule_of(layout, micro_batches)
+    of_stage = [_kinds(model, layout, schedule.depth, stage % schedule.depth) for stage in range(len(schedule.places))]
+
+    def away(stage) -> bool:
+        return stage is not None and schedule.places[stage] != pp
+    return tuple(Pass(op.stage, op.micro, of_stage[op.stage], away(schedule.taker(op)), away(schedule.giver(op)))
+                 for slot in schedule.rows[pp] for op in slot if op.kind == "F")
+
+
+def _kinds(model: Model, layout: Layout, depth: int, part: int) -> tuple[str, ...]:
+    chain = build(model)
+    names = [name for name, _ in chain.layers[stage_layers(chain, depth, layout.stages_by_cost)[part]]]
+    return tuple(name.partition(".")[2] for name in names) + (("loss",) if part == depth - 1 else ())
+
+
+def most_saved(model: Model, layout: Layout, pp: int, spots: list[Spot]) -> int:
+    """Elements that backward needs, at most at one time: of the passes that are down and not yet up.  spots: of the micro-batches."""
+    weight = {(each.stage, each.micro): sum(kept_elements(spots[each.micro], kind) for kind in each.kinds)
+              for each in passes(model, layout, len(spots), pp)}
+    if not piped(layout):
+        return max(weight.values())
+    held = most = 0
+    for op in (op for slot in schedule_of(layout, len(spots)).rows[pp] for op in slot):
+        held += weight[op.stage, op.micro] * ((op.kind == "F") - ("B" in op.kind))
+        most = max(most, held)
+    return most
