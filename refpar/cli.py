@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from refpar.config import CP_ATTENTION, CP_MAMBA, FILLINGS, PRESETS, Layout, Training
+from refpar.config import CP_ATTENTION, CP_MAMBA, FILLINGS, PRESETS, RECOMPUTE, SCHEDULES, Layout, Training
 
 REFUSED = 2             # exit status of what was not even begun; 1 is a run that failed
 LARGEST = 2**63 - 1     # of whole numbers
@@ -105,6 +105,11 @@ OPTIONS: dict[str, Option] = {
     "cp": Option(one_of(*CP_ATTENTION), "WAY", f"attention over cp: {', '.join(CP_ATTENTION)} (default: {CP_ATTENTION[0]})"),
     "cp-mamba": Option(one_of(*CP_MAMBA), "WAY", f"conv and scan over cp: {', '.join(CP_MAMBA)} (default: {CP_MAMBA[0]})"),
     "tp-ring": Option(None, "", "with --sp: gather and multiply, multiply and scatter, in the steps of a ring"),
+    "schedule": Option(one_of(*SCHEDULES), "NAME", f"of the pipeline's stages: {', '.join(SCHEDULES)} (default: {SCHEDULES[0]})"),
+    "virtual-stages": Option(whole(1), "N", "stages of each rank, of the schedule interleaved (default: 2)"),
+    "slices": Option(whole(1), "N", "into which the schedule sliced cuts each row (default: 2)"),
+    "by-cost": Option(None, "", "stages of equal cost; without it, of as many layers"),
+    "recompute": Option(one_of(*RECOMPUTE), "WHAT", f"what backward computes again: {', '.join(RECOMPUTE)} (default: none)"),
     "steps": Option(whole(1), "N", "training steps"),
     "rows": Option(whole(1), "N", "sequences of one step, over all ranks"),
     "sequence": Option(whole(1), "N", "tokens of a row"),

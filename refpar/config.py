@@ -217,7 +217,8 @@ class Model:
 
 
 # Options of the command line -> fields of Layout: how its cuts are filled.
-FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node"}
+FILLINGS = {"sp": "sp", "cp": "cp_attention", "cp-mamba": "cp_mamba", "tp-ring": "tp_ring", "node": "node", "schedule": "schedule",
+            "virtual-stages": "virtual_stages", "slices": "slices", "by-cost": "stages_by_cost", "recompute": "recompute"}
 CP_ATTENTION = ("ring", "zigzag", "striped", "gather", "ulysses", "ulysses+ring")
 CP_MAMBA = ("gather", "chain", "scan", "heads")
 SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "sliced")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from refpar.config import AXES, CP_ATTENTION, CP_MAMBA, Layout, Model, Training
+from refpar.config import AXES, CP_ATTENTION, CP_MAMBA, SCHEDULES, Layout, Model, Training
 from refpar.oracle.situation import Situation
 
 PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp", "mamba2"), ("mamba2", "mamba1", "mlp"),
@@ -59,18 +59,27 @@ def ssm_variants(draw, head_width: int, heads: int) -> dict:
             "norm_group": draw(st.sampled_from((0, head_width, head_width * heads)))}
 
 
+PIPELINES = tuple(name for name in SCHEDULES if name != "sliced")
+
+
 @st.composite
 def layouts(draw, most_ranks: int) -> Layout:
-    """Data, context and tensor parallelism, alone and together, with every option."""
+    """Data, pipeline, context and tensor parallelism, alone and together, with every option and schedule."""
     def size(*sizes):
-        return draw(st.sampled_from([size for size in sizes if size <= most_ranks // taken] or [1]))
+        return 2 if every else draw(st.sampled_from([size for size in sizes if size <= most_ranks // taken] or [1]))
+    every = most_ranks >= 16 and draw(st.integers(0, 9)) == 0           # all four axes at once
     taken = 1
     tp = size(1, 1, 2, 3, 4, 5, 8)
     taken *= tp
     cp = size(1, 1, 2, 3, 4)
     taken *= cp
+    pp = size(1, 1, 2, 3, 4)
+    taken *= pp
+    schedule = draw(st.sampled_from([name for name in PIPELINES if name != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
     sp = draw(st.booleans())
-    return Layout(dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
+    return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
+                  stages_by_cost=draw(st.booleans()),
+                  dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),
                   tp_ring=sp and draw(st.booleans()), node=draw(st.sampled_from((0, 0, 2))))
 

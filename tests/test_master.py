@@ -5,7 +5,7 @@ import pytest
 from drawn import check
 from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
-from strategies import GPT2, TRANSFORMER, models, situations
+from strategies import GPT2, PIPELINES, TRANSFORMER, models, situations
 
 from refpar.cli import layout_of, parse
 from refpar.commands.verify import situation_of
@@ -15,7 +15,7 @@ from refpar.oracle.properties import sharded_equals_single
 
 
 def test_sharded_equals_single(world):
-    check(world, sharded_equals_single, situations(most_ranks=8 if world.kind == "threads" else 4), examples=60 if world.kind == "threads" else 10)
+    check(world, sharded_equals_single, situations(most_ranks=16 if world.kind == "threads" else 4), examples=80)
 
 
 def counts(situation, step=0):
@@ -41,7 +41,8 @@ CORNERS = {
     "more tp ranks than groups": lambda s: "mamba2" in s.model.pattern and 1 < s.model.groups < s.layout.tp,
     "a group of the norm on several ranks": lambda s: "mamba2" in s.model.pattern and s.layout.tp > 1
         and s.model.norm_width == s.model.ssm_heads * s.model.ssm_head_width > s.model.ssm_head_width,
-    "a rank without channels": lambda s: {"mamba1", "mamba2"} & set(s.model.pattern) and s.layout.tp > min(s.model.inner, s.model.ssm_heads),
+    "a rank without channels": lambda s: {"mamba1", "mamba2"} & set(s.model.pattern)
+        and s.layout.tp > min(s.model.inner, s.model.ssm_heads),
     "a rank without words": lambda s: s.layout.tp > s.model.vocab,
     "a rank with pads of the vocabulary alone": lambda s: s.model.padded_vocab and
         s.model.part("V", s.layout.tp, s.layout.tp - 1).start >= s.model.vocab,
@@ -63,6 +64,11 @@ CORNERS = {
                                                   and s.training.sequence > s.model.chunk,
     "groups that do not divide 2": lambda s: "mamba2" in s.model.pattern and s.model.groups == 3,
     "mamba1": lambda s: "mamba1" in s.model.pattern,
+    "fewer micro-batches than stages": lambda s: s.training.micro_batches < s.layout.pp,
+    "a table shared by two stages": lambda s: s.model.tied and s.layout.pp > 1,
+    "a stage without layers": lambda s: s.layout.pp > len(s.model.pattern) * s.model.blocks + 1,
+    "all four axes": lambda s: min(s.layout.dp, s.layout.pp, s.layout.cp, s.layout.tp) > 1,
+    **{f"schedule {name}": lambda s, name=name: s.layout.pp > 1 and s.layout.schedule == name for name in PIPELINES},
     "mamba2 behind mamba1, or before": lambda s: {"mamba1", "mamba2"} <= set(s.model.pattern),
     "a row alone": lambda s: s.training.rows == 1,
     "no biases": lambda s: "mamba2" in s.model.pattern and not s.model.conv_bias and not s.model.dt_bias,
@@ -93,7 +99,7 @@ FINDING = settings(max_examples=2000, database=None, phases=[Phase.generate])   
 @pytest.mark.parametrize("corner", CORNERS)
 def test_situations_reach(corner):
     try:
-        find(situations(), lambda situation: bool(CORNERS[corner](situation)), settings=FINDING)
+        find(situations(16), lambda situation: bool(CORNERS[corner](situation)), settings=FINDING)
     except NoSuchExample:
         pytest.fail(f"no drawn situation has {corner}")
 

@@ -26,6 +26,14 @@ OVER_CP = {
     "mamba2": (Layout(cp=3, cp_mamba="chain"), Layout(cp=4, cp_mamba="scan"), Layout(cp=2, tp=2, cp_mamba="heads")),
     "hybrid": (Layout(cp=3, cp_attention="striped"), Layout(dp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", cp_mamba="heads")),
 }
+IN_PIPELINES = {
+    "llama": (Layout(pp=4, schedule="zb-h1"), Layout(dp=2, pp=2, tp=2, schedule="interleaved")),
+    "gpt2": (Layout(pp=2, tp=2, sp=True, schedule="zb-v"),),
+    "mamba1": (Layout(pp=3),),
+    "mamba2": (Layout(pp=2, cp=2, cp_mamba="chain", schedule="dualpipe"),),
+    "hybrid": (Layout(pp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", schedule="zb-h2"),
+               Layout(dp=2, pp=2, cp=2, tp=2, sp=True)),
+}
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
 INDENT = "    "
 MESH = 28                       # columns of its name
@@ -54,7 +62,7 @@ def prepare(world, args) -> Job:
     walked = {name: PRESETS[f"{name}-{family}"] for name in FAMILIES}
     models = [parse_model(args.model)] if args.model else list(walked.values())
     layouts = [layout_of(args, args.mesh)] if args.mesh else list(MESHES)
-    more = {} if args.mesh else {walked[name]: list(meshes) for name, meshes in OVER_CP.items()}
+    more = {} if args.mesh else {walked[name]: [*OVER_CP[name], *IN_PIPELINES[name]] for name in FAMILIES}
     for flag in FILLINGS:
         if getattr(args, attribute(flag)) and not args.mesh:
             raise ValueError(f"--{flag} is of a mesh: name it by --mesh")

@@ -76,6 +76,9 @@ class Pipeline:
                 self.give(op, made)
         for request in self.sent.values():
             request.wait()
+        for layer, group in self.params.items():                # a copy of the model that no micro-batch went through has zeros
+            mine = self.grads.setdefault(layer, {})
+            mine |= {name: np.zeros_like(w) for name, w in group.items() if name not in mine}
         watch.held("gradient", self.grads)
         return self.loss, self.grads
 
