@@ -27,7 +27,7 @@ from refpar.nn.init import initial
 from refpar.parallel.data import sum_loss
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
-from refpar.parallel.reshard import Place, holders, reshard
+from refpar.reshard import Place, holders, reshard
 from refpar.progress import Log
 from refpar.schedules.model import part_of_model, place_of, reading_of_model
 from refpar.train import State, rate_of, train_step

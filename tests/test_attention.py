@@ -18,6 +18,7 @@ from refpar.nn import attention, blocks, rope
 from refpar.nn.attention import EVERYTHING, Places, places
 from refpar.nn.dropout import attention_dropout
 from refpar.oracle.equal import assert_equal, leaves
+from refpar.oracle.naive import naive_core
 
 seeds = st.integers(0, 10**6)
 rates = st.sampled_from([0.0, 0.0, 0.4])
@@ -78,7 +79,7 @@ def assert_same(c: Case, outputs, grads, expected, expected_grads):
 @settings(max_examples=40)
 def test_naive_by_finite_differences(c, rate, window, seed):
     rng = np.random.default_rng(seed)
-    core = attention.naive_core(attention_dropout(rate, 0, "1.attention"), window)
+    core = naive_core(attention_dropout(rate, 0, "1.attention"), window)
 
     def function(x):
         out, after, _ = core.forward(x["q"], x["k"], x["v"], c.batch, c.before | x["before"])
@@ -94,7 +95,7 @@ def test_fast_is_naive(c, rate, window, size, elements, seed):
     drop = attention_dropout(rate, 0, "1.attention")
     with small_blocks(size, elements):
         fast, fast_grads, _ = gradients_of(blocks.core(drop, window), c, np.random.default_rng(seed))
-    naive, naive_grads, _ = gradients_of(attention.naive_core(drop, window), c, np.random.default_rng(seed))
+    naive, naive_grads, _ = gradients_of(naive_core(drop, window), c, np.random.default_rng(seed))
     assert_same(c, fast, fast_grads, naive, naive_grads)
 
 
@@ -118,11 +119,11 @@ class small_blocks:
 def test_fast_is_naive_at_the_blocks_own_size(S, R, ends, dtype, window):
     c = case(np.random.default_rng(S), 2, S, R, 2, 2, 16, ends, dtype)
     fast, fast_grads, _ = gradients_of(blocks.core(window=window), c, np.random.default_rng(1))
-    naive, naive_grads, _ = gradients_of(attention.naive_core(window=window), c, np.random.default_rng(1))
+    naive, naive_grads, _ = gradients_of(naive_core(window=window), c, np.random.default_rng(1))
     assert_same(c, fast, fast_grads, naive, naive_grads)
 
 
-@pytest.mark.parametrize("core_of", [attention.naive_core, blocks.core])
+@pytest.mark.parametrize("core_of", [naive_core, blocks.core])
 @given(cases(longest=8, rows=st.just(1)), windows, st.data())
 def test_what_is_not_visible_does_not_matter(core_of, c, window, data):
     """Bitwise: change the keys that a token may not see, those of other documents, of later tokens and of tokens out of its
@@ -218,7 +219,7 @@ def test_huge_scores_stay_finite():
     c = case(np.random.default_rng(0), 1, 9, 0, 1, 1, 2, 0.0)
     big = c._replace(q=c.q * 1e4, k=c.k * 1e4)
     fast, fast_grads, _ = gradients_of(blocks.core(), big, np.random.default_rng(1))
-    naive, _, _ = gradients_of(attention.naive_core(), big, np.random.default_rng(1))
+    naive, _, _ = gradients_of(naive_core(), big, np.random.default_rng(1))
     assert all(np.isfinite(x).all() for x in (fast["out"], *(fast_grads[name] for name in "qkv")))
     assert_equal(fast["out"], naive["out"], n=10)
 

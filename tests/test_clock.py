@@ -36,7 +36,7 @@ def makespan(program, size, *args, links=everywhere(LINK), **options):
 
 def collective(wire, operation, name, elements):
     """One collective of bytes: `elements` of the whole array, in even parts."""
-    axis, x = Axis.world(wire), np.zeros(elements, np.uint8)
+    axis, x, name = Axis.world(wire), np.zeros(elements, np.uint8), ALGORITHMS[operation][name]
     if operation == "all_gather":
         part = elements // wire.size
         return collectives.all_gather(x[:part], axis, 0, [part] * wire.size, algorithm=name)

@@ -24,9 +24,10 @@ from scans import (
 from refpar import watch
 from refpar.config import Model
 from refpar.named import parse_model
-from refpar.nn.mamba1 import mamba1_layer, recurrence
+from refpar.nn.mamba1 import mamba1_layer
 from refpar.nn.product import settle
 from refpar.nn.seams import Pair, Seams
+from refpar.oracle.naive import mamba1_recurrence
 
 RANK = 2
 
@@ -59,7 +60,7 @@ def test_derivative_of_the_layer(s, cut, data):
 def test_chunks_in_the_layer_are_the_recurrence(s, data):
     options = data.draw(variants(s))
     rng, _, layer, inputs, batch = drawn(s, **options)
-    _, _, judge, _, _ = drawn(s, seams=Seams(scan=recurrence()), **options)
+    _, _, judge, _, _ = drawn(s, seams=Seams(scan=mamba1_recurrence()), **options)
     outputs = outputs_of(judge, inputs, batch)
     d = drawn_like(outputs, rng)
     assert_alike(outputs_of(layer, inputs, batch), outputs, addends(s))

@@ -28,11 +28,12 @@ from refpar.nn.build import build
 from refpar.nn.gated_norm import gated_norm
 from refpar.nn.gradient import add, loss_and_gradients, loss_of
 from refpar.nn.init import initial
-from refpar.nn.mamba2 import mamba2_layer, mix, recurrence
+from refpar.nn.mamba2 import mamba2_layer, mix
 from refpar.nn.product import settle
 from refpar.nn.seams import ALONE, Pair, Seams
 from refpar.nn.ssm import softplus_backward, softplus_forward, time_step
 from refpar.oracle.equal import assert_equal
+from refpar.oracle.naive import mamba2_recurrence
 
 TINY = Model(pattern=("mamba2",), blocks=2, vocab=7, width=6, ssm_heads=4, ssm_head_width=3, groups=2, state=3, conv=3, chunk=4,
              norm_eps=0.1)
@@ -112,7 +113,7 @@ def test_time_step(dtype):
 @given(sizes(), st.data())
 def test_chunks_in_the_layer_are_the_recurrence(s, data):
     rng, config, layer, inputs, batch = drawn(s, **data.draw(variants(s)))
-    judge = mamba2_layer(config, Seams(mix=mix(config, ALONE, recurrence())))
+    judge = mamba2_layer(config, Seams(mix=mix(config, ALONE, mamba2_recurrence())))
     outputs = outputs_of(judge, inputs, batch)
     d = drawn_like(outputs, rng)
     assert_alike(outputs_of(layer, inputs, batch), outputs, addends(s))

@@ -4,9 +4,11 @@ import pytest
 from drawn import check
 from strategies_comm import EXAMPLES, MOST, situations
 
+from refpar.algorithms import along
 from refpar.comm import pairs
 from refpar.comm.mesh import Axis
-from refpar.comm.placement import GRADIENT, Invariant, Partial, Replicate, Shard, dual, inner, whole
+from refpar.comm.placement import GRADIENT, Invariant, Partial, Replicate, Shard, dual
+from refpar.oracle.placed import inner, whole
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle import properties_comm
 
@@ -51,7 +53,7 @@ def test_the_gradient_of_a_replicated_weight():
 
 def program_slices(wire):
     whole_array = np.arange(8.0)
-    return pairs.my_slice(whole_array, Axis.world(wire), 0), pairs.shift(Axis.world(wire)).forward(whole_array)
+    return pairs.my_slice(whole_array, Axis.world(wire), 0), along.shift(Axis.world(wire)).forward(whole_array)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -9,7 +9,7 @@ from strategies_reshard import situations
 from refpar.config import PRESETS, Layout
 from refpar.nn.build import build
 from refpar.oracle.properties_reshard import fresh_is_cutting, loading_is_cutting, reshard_is_cutting
-from refpar.parallel.reshard import Move, Place, holders, moves
+from refpar.reshard import Move, Place, holders, moves
 from refpar.plan import reshard as formula
 
 HEADS, GROUPS = PRESETS["llama-tiny"], PRESETS["mamba2-tiny"]           # 2 key heads, 2 groups

@@ -22,10 +22,10 @@ HEIGHTS = [
     ("nn",), ("comm",),
     ("parallel",),
     ("train", "checkpoint"),
-    ("algorithms", "launch", "reading", "named", "saves"),      # collectives by name; what a command is given, and where it writes
+    ("algorithms", "launch", "reading", "named", "saves", "reshard"),      # collectives by name; what a command is given, where it writes
     ("sample", "progress", "trace", "imports"),
     ("clock",),
-    ("plan", "schedules"),                                      # what things cost: formulas; pipelines by name, and in time
+    ("plan", "schedules", "contrast"),                                      # what things cost: formulas; pipelines by name, and in time
     ("fit",),                                                   # a whole training run
     ("oracle",),
     ("infer",),
@@ -77,8 +77,11 @@ def functions(tree, inside=None):
 
 
 def code_lines(path: str) -> int:
-    """Lines of code: not blank, not a comment alone, not of a docstring."""
+    """Lines of code: not blank, not a comment alone, not of a docstring, and not the rows of a table of data."""
     told = set()
+    for node in TREES[path].body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and not any(isinstance(part, ast.Lambda) for part in ast.walk(node)):
+            told |= set(range(node.lineno + 1, node.end_lineno + 1))                # the rows of a table of data
     for node in ast.walk(TREES[path]):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             told |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))

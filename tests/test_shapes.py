@@ -12,19 +12,21 @@ from tracer import Sizes, Tracer, comments_of
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Model, Training
-from refpar.nn import attention, rope, scan, selective
+from refpar.nn import rope
 from refpar.nn.build import build, plain
 from refpar.nn.gradient import loss_of
 from refpar.nn.init import initial
 from refpar.nn.seams import Pair
+from refpar.oracle import naive as judges
 from refpar.oracle import scans as scan_forms
 from refpar.oracle.packed import packed
 from refpar.parallel.fill import model as parallel_model
+from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
 from refpar.train import State, train_step
 
 ROOT = Path(__file__).parents[1] / "refpar"
-PATHS = sorted([*(ROOT / "nn").glob("*.py"), *(ROOT / "parallel").glob("*.py")])
+PATHS = sorted([ROOT / "oracle" / "naive.py", *(ROOT / "nn").glob("*.py"), *(ROOT / "parallel").glob("*.py")])
 
 # No two sizes that meet are equal, and S is no multiple of the chunk.
 ROWS, TOKENS = 5, 13
@@ -51,6 +53,7 @@ def step_of(wire, model: Model, fill=None, layout=None):
     m, v = ({layer: {name: np.zeros_like(w) for name, w in group.items()} for layer, group in params.items()} for _ in range(2))
     rows = slice(ROWS * mesh.axis("dp").index, ROWS * (mesh.axis("dp").index + 1))
     batch = packed([0], training.rows, TOKENS, model.vocab, (7, 30, 4), (0.0, 0.5), 0).cut(rows)
+    batch = part_of(batch, way_of(model, mesh.layout), mesh.axis("cp"))
     train_step(chain, State(params, m, v), [batch], mesh, training)
     loss_of(chain, params, batch)
 
@@ -58,7 +61,7 @@ def step_of(wire, model: Model, fill=None, layout=None):
 def naive(model: Model):
     """The judge of each fast form in its place."""
     def fill(name, kind):
-        return plain(model)(name, kind)._replace(core=attention.naive_core())
+        return plain(model)(name, kind)._replace(core=judges.naive_core())
     return fill
 
 
@@ -66,13 +69,13 @@ def naive_scan(model: Model):
     sizes = scans.Sizes(B=ROWS, S=TOKENS, M=model.ssm_heads, P=model.ssm_head_width, G=model.groups, N=model.state)
     rng = np.random.default_rng(0)
     inputs, position = scans.scan_inputs(rng, sizes), scans.positions(rng, ROWS, TOKENS, 0.2)
-    y, after, saved = scan.scan_forward(**inputs, position=position)
-    scan.scan_backward(y, after, saved, inputs["A_log"], position)
+    y, after, saved = judges.scan_forward(**inputs, position=position)
+    judges.scan_backward(y, after, saved, inputs["A_log"], position)
     model = MODELS["mamba1"]
     steps = rng.standard_normal((2, ROWS, TOKENS, model.inner))
     inputs = [*steps, *rng.standard_normal((2, ROWS, TOKENS, model.state)), rng.standard_normal((model.inner, model.state))]
     past = rng.standard_normal((ROWS, model.state, model.inner))
-    for form in (Pair(selective.selective_forward, selective.selective_backward),
+    for form in (Pair(judges.selective_forward, judges.selective_backward),
                  *map(scan_forms.selective, scan_forms.FORMS.values())):
         y, after, saved = form.forward(*inputs, position, past)
         form.backward(y, after, saved, inputs[4], position)
@@ -110,8 +113,19 @@ def test_shape_comments_are_true_of_shards():
         assert sum("/tp" in c.text and (c.path, c.line) in tracer.seen for c in comments) > 5
 
 
+OVER_CP = (Layout(cp=2), Layout(cp=2, cp_attention="gather"), Layout(cp=2, cp_attention="ulysses", cp_mamba="heads"),
+           Layout(cp=2, cp_attention="zigzag", cp_mamba="scan"), Layout(tp=2, sp=True, tp_ring=True))
+
+
 def test_shape_comments_are_reached(traced):
+    """By the runs above, or where only ranks that share a sequence come, by these: there S is what a rank has of it."""
+    over_cp = Tracer(PATHS, Sizes({}))
+    with over_cp.on():
+        for layout in OVER_CP:
+            for name in ("llama", "mamba1", "mamba2"):
+                ThreadWorld().run(step_of, 2, MODELS[name], None, layout)
     assert len(traced.seen) > 50
+    traced.seen |= over_cp.seen
     assert not traced.unseen(), "no run has checked\n" + "\n".join(traced.unseen())
 
 

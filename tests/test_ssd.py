@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from scans import Sizes, assert_alike, cast, positions, scan_inputs, sizes
 
 from refpar import watch
-from refpar.nn.scan import Summary, group_of, merge, scan_backward, scan_forward, summary_of_state
+from refpar.nn.scan import Summary, group_of, merge, summary_of_state
 from refpar.nn.ssd import ssd_backward, ssd_forward
 from refpar.oracle.equal import assert_equal, compare
+from refpar.oracle.naive import scan_backward, scan_forward
 
 SEQUENCES = ("x", "dt", "B", "C")               # of a scan's inputs, those with tokens
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from refpar import watch
 from refpar.config import PRESETS, Model, share
 from refpar.oracle.packed import packed
-from refpar.nn import attention
 from refpar.nn import chain as chains
 from refpar.nn.build import build, plain
 from refpar.nn.dropout import attention_dropout
@@ -29,6 +28,7 @@ from refpar.nn.transformer import (
     tied_head_layer,
 )
 from refpar.oracle.equal import assert_equal, leaves
+from refpar.oracle.naive import naive_core
 
 seeds = st.integers(0, 10**6)
 TINY = Model(blocks=2, vocab=11, width=6, heads=4, kv_heads=2, head_width=4, ffn=7, norm_eps=0.1)
@@ -120,7 +120,7 @@ def logits_of(chain, params, batch):
                                     dataclasses.replace(PRESETS["gpt2-tiny"], blocks=2, window=70)])
 def test_fast_attention_is_naive_in_the_model(config):
     def naive(name, kind):
-        return plain(config)(name, kind)._replace(core=attention.naive_core(attention_dropout(config.dropout, 0, name), config.reach))
+        return plain(config)(name, kind)._replace(core=naive_core(attention_dropout(config.dropout, 0, name), config.reach))
     chain, params = model_of(config)
     batch = batch_of(0, 2, 130, config.vocab)
     one = loss_and_gradients(chain, params, batch, batch.count)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from refpar.algorithms.gather import gather, scatter
-from refpar.comm import doubling, ring, trees
+from refpar.algorithms import halving
+from refpar.comm import ring, trees
 from refpar.comm.rounding import rounded_once
 from refpar.comm.shards import slices
 from refpar.config import shares
@@ -38,6 +39,6 @@ def reduce(x, axis, root: int = 0, op=np.add):
     Messages log2 p, and one to the parent; time 2 log2 p alpha + 2(p-1)/p n beta + (p-1)/p n gamma.
     """
     lengths = shares(x.size, axis.size)
-    part = doubling.reduce_scatter(x.reshape(x.size), axis, slices(lengths), op)
+    part = halving.reduce_scatter(x.reshape(x.size), axis, slices(lengths), op)
     total = gather(part, axis, 0, lengths, root)
     return None if total is None else total.reshape(x.shape)

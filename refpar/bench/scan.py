@@ -11,7 +11,8 @@ import numpy as np
 
 from refpar.bench import rivals
 from refpar.bench.alternate import alternate, medians
-from refpar.nn import scan, selective, ssd
+from refpar.nn import selective, ssd
+from refpar.oracle import naive
 
 ROUNDS = 7
 
@@ -56,11 +57,11 @@ def ours(case: Case, arrays: dict[str, np.ndarray], dy) -> dict[str, Callable]:
     position = np.broadcast_to(np.arange(case.tokens), dy.shape[:2])
     if case.heads:
         before = np.zeros((case.rows, *dy.shape[2:], case.state), np.float32)
-        forms = {"recurrence": (scan.scan_forward, scan.scan_backward, ()),
+        forms = {"recurrence": (naive.scan_forward, naive.scan_backward, ()),
                  "refpar": (ssd.ssd_forward, ssd.ssd_backward, (case.chunk,))}
     else:
         before = np.zeros((case.rows, case.state, case.channels), np.float32)
-        forms = {"recurrence": (selective.selective_forward, selective.selective_backward, ()),
+        forms = {"recurrence": (naive.selective_forward, naive.selective_backward, ()),
                  "refpar": (selective.chunked_forward, selective.chunked_backward, ())}
 
     def both(forward, backward, more) -> Callable:

@@ -4,9 +4,8 @@ Every algorithm can be named (`all_reduce(x, axis, algorithm="ring")`).  Where n
 task whose condition holds.  All ranks of an axis must choose alike, so a condition looks only at what all of them know.  An
 algorithm that is not here is given as an object: `refpar/algorithms` has trees of pipelines, hierarchies and others.
 
-The bounds were measured (`refpar bench collectives`; on two cores): doubling to some 64 KiB, then halving or rings.  Where ranks
-are no power of 2, halving pays for the ranks that are left over, and a ring does not.  What each algorithm sends is told in
-`refpar/plan/promise.py`, what it should take in `refpar/plan/alpha_beta.py`.
+The bound was measured (`refpar bench collectives`; on two cores): doubling to some 64 KiB, then rings.  What each algorithm sends is
+told in `refpar/plan/promise.py`, what it should take in `refpar/plan/alpha_beta.py`.
 """
 from __future__ import annotations
 
@@ -44,22 +43,6 @@ def small(task: Task) -> bool:
     return task.bytes <= SMALL
 
 
-def across_nodes(task: Task) -> bool:
-    """Some ranks are near and some are far.  A ring of neighbours then crosses from node to node once, and halving begins with the
-    farthest partners and the longest messages."""
-    return 1 < len(task.nodes) < task.p
-
-
-def halves(task: Task) -> bool:
-    """As few bytes as a ring sends, in fewer messages."""
-    return task.p & (task.p - 1) == 0 and not across_nodes(task)
-
-
-def swaps(task: Task) -> bool:
-    """Doubling is the way of few bytes, and where it sends no more than a ring."""
-    return small(task) or halves(task)
-
-
 def float16(task: Task) -> bool:
     """Sums would travel as float64; addends need not."""
     return task.dtype == np.float16
@@ -92,17 +75,13 @@ ALGORITHMS = by_name({
     "all_reduce": [
         Algorithm("direct", lambda x, axis, task: direct.all_reduce(x, axis, task.op), float16),
         Algorithm("doubling", lambda x, axis, task: doubling.all_reduce(x, axis, task.op), small),
-        Algorithm("rabenseifner", lambda x, axis, task: doubling.rabenseifner(x, axis, task.op), halves),
         Algorithm("ring", lambda x, axis, task: ring.all_reduce(x, axis, task.op), always)],
     # run(flat, axis, parts, task) -> my part of the sum
     "reduce_scatter": [
         Algorithm("direct", lambda flat, axis, parts, task: direct.reduce_scatter(flat, axis, parts, task.op), float16),
-        Algorithm("halving", lambda flat, axis, parts, task: doubling.reduce_scatter(flat, axis, parts, task.op), halves),
         Algorithm("ring", lambda flat, axis, parts, task: ring.reduce_scatter(flat, axis, parts, task.op), always)],
     # run(flat, axis, parts, task): fills the others' parts
-    "all_gather": [
-        Algorithm("doubling", lambda flat, axis, parts, task: doubling.all_gather(flat, axis, parts), swaps),
-        Algorithm("ring", lambda flat, axis, parts, task: ring.all_gather(flat, axis, parts), always)],
+    "all_gather": [Algorithm("ring", lambda flat, axis, parts, task: ring.all_gather(flat, axis, parts), always)],
     # run(blocks, axis, shapes, task) -> the blocks that arrive
     "all_to_all": [Algorithm("direct", lambda blocks, axis, shapes, task: direct.exchange(blocks, axis, shapes), always)],
     # the same, where no rank knows the blocks of others

@@ -13,7 +13,6 @@ Proved by <dy, A x> = <A' dy, x>, exactly, on whole numbers.
     scatter_to          Invariant -> Shard      a slice     Shard -> Invariant      all_gather
     collect             Shard -> Invariant      all_gather  Invariant -> Shard      a slice
     swap                Shard -> Shard          all_to_all  Shard -> Shard          all_to_all, back
-    shift               Shard -> Shard          to the next Shard -> Shard          to the one before
 
 A side that sends nothing is written down like any other: what people forget is the other side, which does.
 Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for the first two (f and g); Korthikanti et al., "Reducing activation
@@ -24,9 +23,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, NamedTuple
 
-import numpy as np
 
-from refpar import watch
 from refpar.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from refpar.comm.placement import Invariant, Partial, Placement, Replicate, Shard
 from refpar.comm.shards import checked, part_of, slices
@@ -95,25 +92,3 @@ def swap(axis, split: int, split_sizes, join: int, join_sizes) -> Pair:
     there = partial(all_to_all, axis=axis, split=split, split_sizes=split_sizes, join=join, join_sizes=join_sizes)
     back = partial(all_to_all, axis=axis, split=join, split_sizes=join_sizes, join=split, join_sizes=split_sizes)
     return Pair(there, back, Shard(join), Shard(split))
-
-
-def shift(axis, dim: int = 0) -> Pair:
-    """Every rank's x goes to the next rank; the first gets zeros, and what the last has goes nowhere.  x of one shape on all ranks,
-    seen as an array that is cut along `dim`."""
-    return Pair(partial(send_along, axis=axis, step=1), partial(send_along, axis=axis, step=-1), Shard(dim), Shard(dim))
-
-
-@watch.collective
-def send_along(x, axis, step: int):
-    """x goes to the rank `step` further on; where nothing arrives, zeros.  Messages 1, but for the rank at the end; elements of x;
-    time alpha + n beta."""
-    arrived = np.zeros(x.shape, x.dtype)
-    watch.held("received", arrived)
-    requests = []
-    if 0 <= axis.index - step < axis.size:
-        requests.append(axis.irecv(arrived, axis.index - step))
-    if 0 <= axis.index + step < axis.size:
-        requests.append(axis.isend(np.asarray(x, order="C"), axis.index + step))
-    for request in requests:
-        request.wait()
-    return arrived

@@ -20,18 +20,13 @@ from refpar.config import Model
 from refpar.nn.ops import linear_backward, linear_forward, silu_backward, silu_forward
 from refpar.nn.projection import INTO, OUT_OF
 from refpar.nn.seams import Layer, Pair, Seams
-from refpar.nn.selective import chunked_backward, chunked_forward, selective_backward, selective_forward
+from refpar.nn.selective import chunked_backward, chunked_forward
 from refpar.nn.ssm import activated_conv, by_position, left_out, own, time_step
 
 FIRST = ("x", "z")                      # projections of the layer's input
 SECOND = ("dt_low", "B", "C")           # and of the inner x
 DIMS = {"x": "D I/tp", "z": "D I/tp", "conv": "W I/tp", "conv_bias": "I/tp", "dt_low": "I/tp R", "B": "I/tp N", "C": "I/tp N",
         "dt": "R I/tp", "dt_bias": "I/tp", "A_log": "I/tp N", "skip": "I/tp", "out": "I/tp D"}
-
-
-def recurrence() -> Pair:
-    """Token by token: the judge."""
-    return by_position(Pair(selective_forward, selective_backward))
 
 
 def chunked(carry: Pair) -> Pair:

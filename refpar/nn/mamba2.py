@@ -25,7 +25,6 @@ import numpy as np
 from refpar.config import Model
 from refpar.nn.gated_norm import gated_norm
 from refpar.nn.projection import INTO, OUT_OF
-from refpar.nn.scan import scan_backward, scan_forward
 from refpar.nn.seams import Layer, Pair, Seams
 from refpar.nn.ssd import ssd_backward, ssd_forward
 from refpar.nn.ssm import activated_conv, by_position, left_out, own, skip, time_step
@@ -44,11 +43,6 @@ def dims_of(config: Model) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------- fillings of the scan
-
-def recurrence() -> Pair:
-    """Token by token: the judge."""
-    return by_position(Pair(scan_forward, scan_backward))
-
 
 def chunked(chunk: int, carry: Pair) -> Pair:
     """In chunks, by matrix products."""

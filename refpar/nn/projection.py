@@ -10,6 +10,10 @@ step by step, so that messages hide behind products.
 """
 from __future__ import annotations
 
+from functools import reduce
+
+import numpy as np
+
 from refpar.nn.ops import linear_backward, linear_forward, stacked_backward, stacked_forward
 from refpar.nn.seams import Pair
 
@@ -24,27 +28,16 @@ def mapped_backward(dy, x, w):
     return (stacked_backward if w.ndim == 3 else linear_backward)(dy, {"x": x}, w)
 
 
-def _into(x, w, batch):
+def into_forward(x, w, batch):
+    """Each map of x."""
     return {name: mapped(x, weight) for name, weight in w.items()}, {"x": x}
 
 
-def _into_backward(dys, saved, w, batch):
-    dx, grads = None, {}
-    for name, weight in w.items():
-        part, grads[name] = mapped_backward(dys[name], saved["x"], weight)
-        if dx is None:
-            dx = part
-        else:
-            dx += part
-    return dx, grads
+def into_backward(dys, saved, w, batch):
+    """The sum of all maps' dx, and each one's gradient."""
+    parts = {name: mapped_backward(dys[name], saved["x"], weight) for name, weight in w.items()}
+    return reduce(lambda a, b: np.add(a, b, out=a), [dx for dx, _ in parts.values()]), {name: grad for name, (_, grad) in parts.items()}
 
 
-def _out_of(a, w, batch):
-    return linear_forward(a, w)
-
-
-def _out_of_backward(dy, saved, w, batch):
-    return linear_backward(dy, saved, w)
-
-
-INTO, OUT_OF = Pair(_into, _into_backward), Pair(_out_of, _out_of_backward)
+INTO = Pair(into_forward, into_backward)
+OUT_OF = Pair(lambda a, w, batch: linear_forward(a, w), lambda dy, saved, w, batch: linear_backward(dy, saved, w))

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba-1: its recurrence, token by token, and the fast form, token by token in chunks.
+"""The selective scan of Mamba-1, in chunks.  Its recurrence as it stands, the judge, is in `oracle/naive.py`.
 
     h[t] = a[t] h[t-1] + dt[t] x[t] B[t]        a state [N, I]: N numbers for each channel
     y[t] = C[t] h[t]
@@ -55,44 +55,12 @@ def decay_of(dt, A, position) -> np.ndarray:
     return a
 
 
-# ---------------------------------------------------------------------------------------------------------- the recurrence
-
-def selective_forward(x, dt, B, C, A_log, position, before):
-    """x, dt [B, S, I], B, C [B, S, N], A_log [I, N], before [B, N, I] -> y [B, S, I], after [B, N, I], saved."""
-    a = decay_of(dt, rates(A_log), position)                                        # [B, S, N, I]
-    y, state, states = np.empty_like(x), before, [before]
-    for t in range(x.shape[1]):
-        state = a[:, t] * state + (dt[:, t] * x[:, t])[:, None] * B[:, t, :, None]  # [B, N, I]
-        y[:, t] = (C[:, t, :, None] * state).sum(1)
-        states.append(state)
-    return y, state, {"x": x, "dt": dt, "B": B, "C": C, "states": np.stack(states)}
-
-
-def selective_backward(dy, dafter, saved, A_log, position):
-    """dy like y, dafter like after -> (dx, ddt, dB, dC), dbefore, dA_log: the recurrence run from the end."""
-    x, dt, B, C, states = (saved[name] for name in ("x", "dt", "B", "C", "states"))
-    A = rates(A_log)
-    a = decay_of(dt, A, position)                                                   # [B, S, N, I]
-    dx, ddt, dB, dC, dA = *(np.empty_like(array) for array in (x, dt, B, C)), np.zeros_like(A)
-    dstate = dafter                                                                 # [B, N, I]
-    for t in reversed(range(x.shape[1])):
-        dstate = dstate + dy[:, t, None] * C[:, t, :, None]
-        inflow = (dstate * B[:, t, :, None]).sum(1)                                 # [B, I]: the gradient of dt x
-        dlog = dstate * states[t] * a[:, t]                                         # [B, N, I]: of dt A
-        dC[:, t] = (dy[:, t, None] * states[t + 1]).sum(2)
-        dB[:, t] = (dstate * (dt[:, t] * x[:, t])[:, None]).sum(2)
-        dx[:, t] = dt[:, t] * inflow
-        ddt[:, t] = x[:, t] * inflow + (dlog * A).sum(1)
-        dA += (dlog * dt[:, t, None]).sum(0)
-        dstate = a[:, t] * dstate
-    return (dx, ddt, dB, dC), dstate, (dA * A).T
-
-
-# --------------------------------------------------------------------------------------------------------- the fast form
-
 def chunked_forward(x, dt, B, C, A_log, position, before, chunk: int = CHUNK, carry=ALONE):
-    """The same in chunks.  Summing up my tokens, which `carry` needs, is a run from nothing; only where something does lie
-    before them is there a second run, from there."""
+    """x, dt [B, S, I], B, C [B, S, N], A_log [I, N], before [B, N, I] -> y [B, S, I], after, saved.
+
+    Summing up my tokens, which `carry` needs, is a run from nothing; only where something does lie before them is there a second
+    run, from there.
+    """
     def run(state):
         y, starts = np.empty_like(x), []
         for part, X, step, B_, C_, position_ in chunks_of(chunk, dt * x, dt, B, C, position):

@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 
 
 def ssd_forward(x, dt, B, C, A_log, position, before, chunk: int, carry=ALONE):
-    """Shapes as in `scan_forward` -> y, after, saved.  The last chunk may be shorter."""
+    """Shapes as in `oracle/naive.py` -> y, after, saved.  The last chunk may be shorter."""
     log = running_sum(dt * -np.exp(A_log.astype(np.float64)), position, chunk)     # [B, S, M] float64
     parts, chunks = chunks_of(x, dt, B, C, log, position, chunk)
     summaries = [summed_up(c, c.X * c.to_end[..., None], c.B) for c in chunks]

@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from refpar import watch
-from refpar.algorithms import ALGORITHMS
+from refpar.algorithms import ALGORITHMS, along
 from refpar.algorithms.gather import gather, scatter
 from refpar.comm import choose, collectives, pairs, ring
 from refpar.comm.mesh import nodes
@@ -152,7 +152,7 @@ CASES: dict[str, Case] = {
         "scatter", lambda x, axis, s: scatter(x, axis, s.dim, s.sizes, s.root), _whole,
         lambda xs, s: _cut(xs[s.root], s.dim, s.sizes), _formula(lambda i, s: volume.scatter(i, _along(s), s.root))),
     "send_along": Case(
-        "send_along", lambda x, axis, s: pairs.send_along(x, axis, 1), _whole,
+        "send_along", lambda x, axis, s: along.send_along(x, axis, 1), _whole,
         lambda xs, s: _moved(xs, s, 1), _formula(lambda i, s: volume.send_along(i, _same(s), 1))),
     "barrier": Case(
         "barrier", lambda x, axis, s: collectives.barrier(axis), _whole,
@@ -192,7 +192,7 @@ PAIRS: dict[str, Callable] = {
     "collect": lambda axis, s: pairs.collect(axis, s.dim, s.sizes),
     "swap": lambda axis, s: pairs.swap(axis, s.other, s.other_sizes, s.dim, s.sizes),
     "swap back": lambda axis, s: pairs.swap(axis, s.dim, s.sizes, s.other, s.other_sizes),
-    "shift": lambda axis, s: pairs.shift(axis, s.dim),
+    "shift": lambda axis, s: along.shift(axis, s.dim),
 }
 
 # One pair after another is a third, or no change at all: in value and in gradient.

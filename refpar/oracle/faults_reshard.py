@@ -11,7 +11,7 @@ from refpar.oracle.plant import Fault
 from refpar.oracle.properties_reshard import ReshardSituation
 
 LLAMA, MAMBA = replace(PRESETS["llama-tiny"], blocks=1), replace(PRESETS["mamba2-tiny"], blocks=1)    # 2 key heads; 2 groups
-ROOM = "refpar.parallel.reshard"
+ROOM = "refpar.reshard"
 
 
 def between(before: Layout, after: Layout, model=LLAMA) -> ReshardSituation:

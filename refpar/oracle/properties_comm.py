@@ -11,10 +11,12 @@ from itertools import combinations
 import numpy as np
 
 from refpar import watch
+from refpar.algorithms import ALGORITHMS
 from refpar.comm import collectives
 from refpar.comm.mesh import Mesh, coordinates, groups, rank_at
 from refpar.comm.pairs import Pair, keep
-from refpar.comm.placement import dual, inner, whole
+from refpar.comm.placement import dual
+from refpar.oracle.placed import inner, whole
 from refpar.comm.wire import pieces
 from refpar.config import AXES, Layout, shares
 from refpar.oracle.cases_comm import COMPOSITIONS, PAIRS, cases_of, ledger_volume, optimal, sums_of
@@ -250,9 +252,9 @@ def _run_compositions(wire, situation):
     x = situation.fractions(situation.shape, axis.ranks[0], axis.index)
     flat, sizes = x.reshape(x.size), shares(x.size, axis.size)
     for scatter, gather, both in (("ring", "ring", "ring"), ("direct", "ring", "direct"), ("halving", "doubling", "rabenseifner")):
-        part = collectives.reduce_scatter(flat, axis, 0, sizes, algorithm=scatter)
-        halves = collectives.all_gather(part, axis, 0, sizes, algorithm=gather)
-        whole_sum = collectives.all_reduce(x, axis, algorithm=both)
+        part = collectives.reduce_scatter(flat, axis, 0, sizes, algorithm=ALGORITHMS["reduce_scatter"][scatter])
+        halves = collectives.all_gather(part, axis, 0, sizes, algorithm=ALGORITHMS["all_gather"][gather])
+        whole_sum = collectives.all_reduce(x, axis, algorithm=ALGORITHMS["all_reduce"][both])
         found[f"{gather} all_gather of {scatter} reduce_scatter"] = halves.reshape(x.shape), whole_sum
     return found
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm.mesh import Axis
+from refpar.contrast.pass_q import ring_q
 from refpar.nn import attention, blocks
 from refpar.oracle.equal import distance
 from refpar.oracle.freeze import lent
@@ -40,8 +41,9 @@ def run_rank(wire, situation: ContextSituation, changed=None) -> Told:
     mine = columns(situation.way, situation.length, cp.size, cp.index)
     batch = part_of(situation.batch(), situation.way, cp)
     q, k, v, dout = (np.ascontiguousarray(x[:, mine]) for x in situation.drawn(changed))
-    core = context_core(cp, situation.way, situation.kv_heads, situation.drop, situation.reach, blocks.remembering(cp.size),
-                        situation.moved)
+    plan = blocks.remembering(cp.size)
+    core = ring_q(cp, situation.way, situation.drop(0), situation.reach, plan) if situation.moved == "q" else \
+        context_core(cp, situation.way, situation.kv_heads, situation.drop, situation.reach, plan)
     before = attention.start(batch, situation.kv_heads, situation.width, q.dtype)
     core = core._replace(forward=lent(core.forward), backward=lent(core.backward))      # and nobody writes into what is lent
     with watch.watching(watch.Ledger()) as forward:

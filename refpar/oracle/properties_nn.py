@@ -13,7 +13,7 @@ import numpy as np
 
 from refpar.config import share
 from refpar.corpus import Batch
-from refpar.nn import attention, mamba1, mamba2
+from refpar.nn import mamba2
 from refpar.nn import chain as chains
 from refpar.nn.build import build, plain
 from refpar.nn.chain import Chain
@@ -21,6 +21,7 @@ from refpar.nn.dropout import attention_dropout
 from refpar.nn.gradient import add
 from refpar.nn.init import initial
 from refpar.nn.seams import Seams
+from refpar.oracle import naive as judges
 from refpar.oracle.derivative import assert_derivative, paths
 from refpar.oracle.equal import distance
 from refpar.oracle.situation import Situation
@@ -221,10 +222,10 @@ def fast_equals_naive(world, situation: Situation):
 
 def _fast_equals_naive(wire, situation):
     model, seed = situation.model, situation.training.seed
-    scans = {"mamba1": mamba1.recurrence(), "mamba2": mamba2.recurrence()}
+    scans = {"mamba1": judges.mamba1_recurrence(), "mamba2": judges.mamba2_recurrence()}
 
     def fill(name, kind):
-        core = attention.naive_core(attention_dropout(model.dropout, seed, name), model.reach)
+        core = judges.naive_core(attention_dropout(model.dropout, seed, name), model.reach)
         return plain(model, seed)(name, kind)._replace(core=core, scan=scans.get(kind))
     case, naive = case_of(situation), case_of(situation, fill)
     before = case.before()

@@ -21,7 +21,7 @@ from refpar.nn.build import build
 from refpar.nn.init import initial
 from refpar.oracle.properties_comm import require, require_same
 from refpar.parallel.placement import part
-from refpar.parallel.reshard import Place, reshard
+from refpar.reshard import Place, reshard
 from refpar.parallel.stages import holders, stage_layers
 from refpar.plan import reshard as formula
 

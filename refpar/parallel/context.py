@@ -1,21 +1,20 @@
 """Context parallelism of attention: every rank has some tokens of each row, and their queries need the keys of all.
 
-Four fillings of the seam `core` (`nn/attention.py`) that let keys or queries travel; `parallel/ulysses.py` has those that cut heads
-instead.  Each is `blocks.partial` over the keys of one rank after the other, and `blocks.merge` of the results (law 5).  In
-backward the merged lse, and delta = rowsum(dout * out) of the merged out, make each rank's keys an addend by itself.  Who sees
-whom is told by places alone: a rank knows its own from the batch, and those of any other from `batch.whole` and the order `way`.
+Fillings of the seam `core` (`nn/attention.py`) that let keys and values travel; `parallel/ulysses.py` has those that cut heads instead,
+and `refpar/contrast/pass_q.py` one that lets queries travel.  Each is `blocks.partial` over the keys of one rank after the other, and
+`blocks.merge` of the results (law 5).  In backward the merged lse, and delta = rowsum(dout * out) of the merged out, make each rank's
+keys an addend by itself.  Who sees whom is told by places alone: a rank knows its own from the batch, and those of any other from
+`batch.whole` and the order `way`.
 
-Elements sent by rank i, with T_j = B S_j 2KE of keys and values and Q_j = B S_j H of heads on rank j, T and Q their sums, exactly:
+Elements sent by rank i, with T_j = B S_j 2KE of keys and values on rank j, T their sum, exactly:
 
-              forward                            backward                                    a rank holds
-    ring      T - T_(i+1)                        (T - T_(i+1)) + (T - T_i)                   the keys of two ranks
-    ring_q    (Q - Q_(i+1)) E + (Q - Q_i)(E+1)   (Q - Q_(i+1)) (2E+2) + (Q - Q_i) E          the queries of two ranks
-    gather    T - T_(i+1)                        (T - T_(i+1)) + (T - T_i)                   all keys
+              forward         backward                        a rank holds
+    ring      T - T_(i+1)     (T - T_(i+1)) + (T - T_i)       the keys of two ranks
+    gather    T - T_(i+1)     (T - T_(i+1)) + (T - T_i)       all keys
 
 (For c ranks of one size, T/c each: (c-1)/c T forward.  `gather` where its collectives run as rings; other algorithms have other
 neighbours and the same sum.  A ring of two levels sends as much, but on another way.)  Keys are sent again in backward rather than
-kept: what is saved is the rank's shard.  Queries are the smaller where few new tokens meet many old keys, or H < 2K (Yang et al.
-2024, "Context parallelism for scalable million-token inference").
+kept: what is saved is the rank's shard.
 Sources: Liu et al. 2023, "Ring Attention"; Brandon et al. 2023, "Striped Attention"; Grattafiori et al. 2024, "The Llama 3 herd of
 models", section 3.3.2, for gather.
 """
@@ -126,54 +125,6 @@ def ring_among(axis, stand: Callable, here: Here) -> Pair:
         return dq, *circle.round_trip(np.stack([k, v]), lengths, visit, lengths)
 
     return Pair(attend, grads)
-
-
-def ring_q(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:
-    """Queries travel, keys and values stay; (out, lse) over each rank's keys are merged on the way home.
-
-    Backward: q, dout, lse and delta travel, dq comes home, and dk and dv are made where they belong.
-    """
-    circle, stand, here = rings(cp), standing(way, cp.size), Here(drop, window, plan)
-
-    def shapes(q, width, batch):
-        """Of what travels for each rank's queries, [B, S_j, H, width]."""
-        return [(len(q), stand(batch, rank).position.shape[1], q.shape[2], width) for rank in range(cp.size)]
-
-    def attend(q, k, v, batch):
-        def visit(owner, q_j):
-            return _pack(*here.partial(q_j, k, v, stand(batch, owner), places(batch), batch.step))
-
-        def join(a, b):
-            return _pack(*merge(_attended(a), _attended(b)))
-        width = q.shape[3]
-        return _attended(circle.round_trip(q, shapes(q, width, batch), visit, shapes(q, width + 1, batch), join))
-
-    def grads(dout, delta, lse, q, k, v, batch):
-        dk, dv, width = np.zeros_like(k), np.zeros_like(v), q.shape[3]
-
-        def visit(owner, told):
-            q_j, dout_j, rest = np.split(told, [width, 2 * width], axis=3)
-            share, *dkeys = here.backward(dout_j, rest[..., 1], rest[..., 0], q_j, k, v, stand(batch, owner), places(batch),
-                                          batch.step)
-            for total, dkey in zip((dk, dv), dkeys):
-                np.add(total, dkey, out=total)
-            return share
-        told = np.concatenate([q, dout, lse[..., None], delta[..., None]], axis=3)      # [B, S, H, 2E+2]
-        dq = circle.round_trip(told, shapes(q, 2 * width + 2, batch), visit, shapes(q, width, batch))
-        return dq, dk, dv
-
-    return seam(Pair(attend, grads))
-
-
-def _pack(out, lse):
-    """One array to send, [B, S, H, E+1]."""
-    return np.concatenate([out, lse[..., None]], axis=3)
-
-
-def _attended(packed) -> Attended:
-    """The inverse."""
-    width = packed.shape[3] - 1
-    return Attended(np.ascontiguousarray(packed[..., :width]), np.ascontiguousarray(packed[..., width]))
 
 
 def gather(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:

@@ -30,7 +30,7 @@ from refpar.config import share, shares
 from refpar.nn import blocks
 from refpar.nn.attention import EVERYTHING, extend, share_out
 from refpar.nn.seams import Pair
-from refpar.parallel.context import (Here, attend_backward, attend_forward, gather, require_first, ring, ring_among, ring_q,
+from refpar.parallel.context import (Here, attend_backward, attend_forward, gather, require_first, ring, ring_among,
                                      standing)
 from refpar.parallel.order import columns, together
 
@@ -128,11 +128,10 @@ def ulysses(cp, way: str, dropped: Callable = lambda first: None, window: int = 
 
 
 def context_core(cp, option: str, kv_heads: int, dropped: Callable = lambda first: None, window: int = EVERYTHING,
-                 plan=blocks.blocks, moved: str = "kv") -> Pair:
+                 plan=blocks.blocks) -> Pair:
     """The filling of `core` for an option of attention over cp, whose tokens lie in that option's order (`parallel/order.py`).
 
-    kv_heads: key heads of this rank.  moved: what travels round a ring, "kv" or "q".  plan: see `blocks.remembering`, which should
-    remember as many answers as cp has ranks.
+    kv_heads: key heads of this rank.  plan: see `blocks.remembering`, which should remember as many answers as cp has ranks.
     """
     if option == "gather":
         return gather(cp, option, dropped(0), window, plan)
@@ -140,4 +139,4 @@ def context_core(cp, option: str, kv_heads: int, dropped: Callable = lambda firs
         return ulysses(cp, option, dropped, window, plan)
     if option == "ulysses+ring":
         return ulysses(cp, option, dropped, window, plan, group_size(cp.size, kv_heads))
-    return {"kv": ring, "q": ring_q}[moved](cp, option, dropped(0), window, plan)
+    return ring(cp, option, dropped(0), window, plan)

@@ -12,7 +12,7 @@ import numpy as np
 from refpar.comm.mesh import coordinates
 from refpar.config import Model
 from refpar.parallel.placement import axis_of
-from refpar.parallel.reshard import Place
+from refpar.reshard import Place
 from refpar.plan.volume import NOTHING, Volume
 
 

@@ -15,7 +15,8 @@ from typing import Callable, NamedTuple
 from refpar.algorithms import bruck, pipelined
 from refpar.algorithms.gather import end
 from refpar.algorithms.hierarchical import share_lengths, width
-from refpar.comm.doubling import doublings, fold, halvings
+from refpar.algorithms.halving import doublings
+from refpar.comm.doubling import fold, halvings
 from refpar.comm.trees import children
 from refpar.config import shares
 

@@ -14,7 +14,7 @@ from refpar.nn.chain import Chain
 from refpar.parallel.data import accumulate
 from refpar.parallel.fill import model, tokens_here
 from refpar.parallel.pipeline import pipelined
-from refpar.parallel.reshard import Place
+from refpar.reshard import Place
 from refpar.parallel.schedule import Op, Schedule
 from refpar.parallel.stages import holders, stage_layers
 from refpar.schedules.check import check
