@@ -17,7 +17,7 @@ def residual(layer: Layer, seams: Seams, norm: Piece) -> Layer:
     def forward(x, w, batch, before):
         h, norm_saved = norm.forward(x, w)                                          # [B, S, D]
         y, after, inner = layer.forward(seams.enter.forward(h, batch), w, batch, before)
-        y = seams.leave.forward(y, batch)                                                  # [B, S, D]
+        y = seams.leave.forward(y, batch)                                           # [B, S, D]
         for bias in layer.outside:
             y = y + w[bias]
         return x + seams.drop.forward(y, seams.mine(batch)), after, {"norm": norm_saved, "inner": inner}

@@ -14,6 +14,7 @@ from refpar.oracle import properties, properties_comm, properties_cp, properties
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
 from refpar.oracle.faults_reshard import RESHARDING
 from refpar.oracle.faults_ssm import STATE_SPACE
+from refpar.oracle.faults_tp import TENSOR_PARALLEL
 from refpar.oracle.faults_state import STATE_OVER_RANKS
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation import PROOF, Situation
@@ -174,8 +175,8 @@ MASKS = (
           run(dp=1, rows=2, documents=(5, 16)), run(dp=1, rows=2), "document_isolation"),
 )
 
-FAULTS: tuple[Fault, ...] = (NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + CONTEXT_PARALLEL + STATE_OVER_RANKS
-                             + RESHARDING)
+FAULTS: tuple[Fault, ...] = (NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + TENSOR_PARALLEL + CONTEXT_PARALLEL
+                             + STATE_OVER_RANKS + RESHARDING)
 
 
 def fault_named(name: str) -> Fault:
