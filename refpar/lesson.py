@@ -287,6 +287,17 @@ class Page:
         if not holds:
             self.failed.append(f"This does not hold: {sentence}.")
 
+    def prove(self, prove: Callable, situation, sentence: str):
+        """One check: a property of the oracle holds in a situation, in this page's world."""
+        for world in self._worlds():
+            with self._in_place():
+                try:
+                    prove(world, situation)
+                    wrong = ""
+                except (AssertionError, ValueError) as error:
+                    wrong = f": {error}"
+        self.check(not wrong, sentence + wrong)
+
     def compare(self, told: list[Told], promised: list[tuple[int, int]]):
         """Check the messages and bytes that each rank sent against those that a formula promises."""
         counted = [diary.sent() for _, diary in told]

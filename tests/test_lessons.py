@@ -16,9 +16,12 @@ from refpar.oracle.faults import NORMALISATION
 ROOT = Path(__file__).parents[1]
 LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "lessons" / "01_collectives_from_nothing.py",
            "02": ROOT / "lessons" / "02_backward_by_hand.py", "02_scans": ROOT / "lessons" / "02_scans.py",
-           "03": ROOT / "lessons" / "03_data_parallel.py"}
+           "03": ROOT / "lessons" / "03_data_parallel.py", "04": ROOT / "lessons" / "04_tensor_parallel.py",
+           "05": ROOT / "lessons" / "05_sequence_and_vocabulary.py", "06": ROOT / "lessons" / "06_context_parallel.py",
+           "07": ROOT / "lessons" / "07_mamba_parallel.py"}
 ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "02": "02_rmsnorm_backward.py",
-           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py"}
+           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "06": "06_merge.py",
+           "07": "07_merge.py"}
 
 spec = importlib.util.spec_from_file_location("record", ROOT / "docs" / "record.py")
 record = importlib.util.module_from_spec(spec)
