@@ -139,7 +139,7 @@ REFUSED = [
     ("verify --documents 3,0", "--documents must be a whole number of at least 1, not '0'"),
     ("verify --fault nope", "nope"),
     ("bench nope", "'nope' cannot be measured; name collectives"),
-    ("show", "nothing is named; name mesh or shards or messages"),
+    ("show", "nothing is named; name mesh or shards or messages or volumes or schedule"),
     ("show nope", "'nope' cannot be drawn"),
     ("show mesh all_reduce", "mesh takes no 'all_reduce'"),
     ("show messages", "no collective is named"),

@@ -207,3 +207,16 @@ def test_a_tree_doubles_those_who_know(capsys):
     assert sorted((sent["source"], sent["to"]) for sent in told["messages"]) == [
         (0, 1), (0, 2), (0, 4), (2, 3), (4, 5), (4, 6), (6, 7)]
     assert "round 1" in shown(capsys, "messages", "broadcast", "--mesh", "dp=8")
+
+
+def test_volumes_do_not_grow_for_a_state(capsys):
+    assert cli.main(["show", "volumes", "--mesh", "tp=4", "--json"]) == 0
+    rows = {(row["layer"], row["strategy"]): row["sent"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert len(set(rows["mamba2", "CP"])) == 1 and rows["attention", "CP"] == sorted(rows["attention", "CP"])
+    assert rows["attention", "TP"][0] == 2 * 3 / 4 * 1024 * 128
+
+
+def test_a_schedule_is_drawn_with_its_bubble(capsys):
+    assert cli.main(["show", "schedule", "--mesh", "pp=4", "--micro-batches", "6", "--schedule", "gpipe"]) == 0
+    out = capsys.readouterr().out
+    assert "gpipe: 4 ranks, 4 stages, 6 micro-batches" in out and "3F0" in out and "bubble" in out

@@ -80,7 +80,25 @@ def collective(args, layout):
     return lambda: messages.draw(described()), described
 
 
-DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages}
+def volumes(args):
+    """What one layer sends as the sequence grows: the survey's strategies, Transformer and Mamba."""
+    from refpar.show import volumes
+    layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
+    mamba = model if "mamba2" in model.pattern else parse_model("mamba2")
+    return lambda: volumes.draw(model, mamba, layout.ranks), lambda: volumes.describe(model, mamba, layout.ranks)
+
+
+def schedule(args):
+    """A pipeline's schedule as a grid, in time, with its bubble; F, B and W take one unit each."""
+    from refpar.schedules.model import schedule_of
+    from refpar.schedules.simulate import simulate
+    from refpar.show import schedule
+    layout = layout_of(args, args.mesh or "pp=4")
+    made = schedule_of(layout, args.micro_batches or 2 * layout.pp)
+    return lambda: schedule.draw(made), lambda: schedule.describe(simulate(made))
+
+
+DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "schedule": schedule}
 
 
 def run(world, job: Job) -> int:
