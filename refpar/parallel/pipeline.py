@@ -72,7 +72,8 @@ class Pipeline:
         for slot in row:
             if any(map(self.comes, slot)):
                 self.expect(next(coming, ()))
-            for op, made in [(op, self.work(op)) for op in slot]:
+            taken = [(op, self.take(op)) for op in slot]
+            for op, made in [(op, self.work(op, x)) for op, x in taken]:
                 self.give(op, made)
         for request in self.sent.values():
             request.wait()
@@ -134,15 +135,15 @@ class Pipeline:
 
     # -------------------------------------------------------------------------------------------------------- work
 
-    def work(self, op):
-        """Do what an op says; what is returned goes to the stage that takes it."""
-        return {"F": self.forward, "B": self.backward, "W": self.multiply, "BW": self.both}[op.kind](op)
+    def work(self, op, x):
+        """Do what an op says with what it took; what is returned goes to the stage that takes it."""
+        return {"F": self.forward, "B": self.backward, "W": self.multiply, "BW": self.both}[op.kind](op, x)
 
-    def forward(self, op):
+    def forward(self, op, x):
         """F."""
-        watch.op("F", 0)
         chain, batch, place = self.stages[op.stage], self.batches[op.micro][op.slice], op[1:]
-        x = batch.tokens if self.schedule.giver(op) is None else self.take(op)
+        x = batch.tokens if self.schedule.giver(op) is None else x
+        watch.op("F", 0)                            # for a clock that has a price for it; what is counted is told within
         before = start(chain, self.params, batch) if op.slice == 0 else self.after.pop(place[:2])
         y, after, saved = forward(chain, x, self.params, batch, before)
         self.after[place[:2]] = after
@@ -155,20 +156,20 @@ class Pipeline:
         watch.held("saved", [(kept.saved, kept.loss) for kept in self.kept.values()])
         return y
 
-    def backward(self, op):
+    def backward(self, op, dy):
         """B."""
-        watch.op("B", 0)
         chain, batch, place = self.stages[op.stage], self.batches[op.micro][op.slice], op[1:]
         kept = self.kept.pop(place)
         watch.value("batch", batch)
-        dy = chain.loss.backward(self.scale, kept.loss) if self.schedule.giver(op) is None else self.take(op)
+        dy = chain.loss.backward(self.scale, kept.loss) if self.schedule.giver(op) is None else dy
+        watch.op("B", 0)
         last = op.slice == self.schedule.slices - 1
         dafter = zeros_like(kept.after) if last else self.dbefore.pop(place[:2])
         dx, self.dbefore[place[:2]], self.products[place] = backward(chain, dy, kept.saved, self.params, batch, dafter)
         watch.held("products", self.products)
         return dx
 
-    def multiply(self, op):
+    def multiply(self, op, _=None):
         """W."""
         watch.op("W", 0)
         for layer, group in gradients(self.stages[op.stage], self.products.pop(op[1:])).items():
@@ -176,8 +177,8 @@ class Pipeline:
             for name, grad in group.items():
                 mine[name] = mine[name] + grad if name in mine else grad
 
-    def both(self, op):
+    def both(self, op, dy):
         """BW."""
-        dx = self.backward(op)
+        dx = self.backward(op, dy)
         self.multiply(op)
         return dx
