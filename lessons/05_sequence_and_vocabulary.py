@@ -9,6 +9,8 @@ Run:   python lessons/05_sequence_and_vocabulary.py                             
        mpiexec -n 4 python -m mpi4py lessons/05_sequence_and_vocabulary.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages of the loss
        ... --fault NAME        plant a real mistake, such as largest-logit-of-a-rank: the lesson ends red
+       ... --mine FILE         judge your own merge_over(spread, axis): spread is what a rank's words give, a Spread of refpar.nn.loss
+                               (top, total, expected; [T] each); return that of all ranks' words, on every rank
 """
 from dataclasses import replace
 
@@ -86,7 +88,10 @@ def teach(page: lesson.Page):
         page.prove(properties.sharded_equals_single, Situation(model, Layout(tp=p, sp=sp), short, 0, (5, 16), (0.0, 0.4)), what)
     if page.fault:
         page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
+    model = replace(PRESETS["llama-uneven"], blocks=1, padded_vocab=264, smoothing=0.2)
+    page.judge("5.", [properties.sharded_equals_single], [Situation(model, Layout(tp=ranks), short, 0, (5, 16)) for ranks in (1, 2, 3, 4)])
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_tp.VOCABULARY + faults_tp.DROPOUT + faults_tp.LAYERS[1:2])
+    lesson.main(teach, mine=vocabulary.merge_over, gives=lambda spread, axis: loss.Spread(*spread),
+                faults=faults_tp.VOCABULARY + faults_tp.DROPOUT + faults_tp.LAYERS[1:2])

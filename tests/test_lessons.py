@@ -20,7 +20,7 @@ LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "le
            "05": ROOT / "lessons" / "05_sequence_and_vocabulary.py", "06": ROOT / "lessons" / "06_context_parallel.py",
            "07": ROOT / "lessons" / "07_mamba_parallel.py"}
 ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "02": "02_rmsnorm_backward.py",
-           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "06": "06_merge.py",
+           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "05": "05_merge_over.py", "06": "06_merge.py",
            "07": "07_merge.py"}
 
 spec = importlib.util.spec_from_file_location("record", ROOT / "docs" / "record.py")
@@ -82,11 +82,12 @@ def test_show_adds_a_line_for_each_message(lesson, number):
     status, shown, _ = lesson(number, "--show")
     steps = [line for line in shown.splitlines() if line.startswith(("  round", "  up"))]
     assert status == 0 and [line for line in shown.splitlines() if line not in steps] == plain.splitlines()
-    assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "02": 4 + 4, "02_scans": 3 + 3, "03": 3 * 8}[number]
+    assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "02": 4 + 4, "02_scans": 3 + 3, "03": 3 * 8,
+                          "04": 28, "05": 16, "06": 12, "07": 64}[number]
     assert all(" -> rank " in line and "bytes" in line or "hands down" in line for line in steps)
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", ANSWERS)
 def test_mine_right(lesson, number):
     status, out, _ = lesson(number, "--mine", ROOT / "docs" / "answers" / ANSWERS[number])
     assert status == 0 and "judged by the properties" in out and "green" in verdict(out)
@@ -98,23 +99,29 @@ WRONG = {
     "02": "def rmsnorm_backward(dy, saved, w):\n    y = saved['x'] * saved['scale']\n"
           "    return dy * w * saved['scale'], (dy * y).sum(0)\n",
     "02_scans": "def recurrence_backward(dh, a, h, before, dafter):\n    return dh * h, dh, dafter\n",
-    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads\n"}
+    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads\n",
+    "05": "def merge_over(spread, axis):\n    return spread\n",
+    "06": "def merge(a, b):\n    return a\n",
+    "07": "def merge(first, second):\n    return second\n"}
 CRASH = {
     "00": "def broadcast(x, axis, root=0):\n    return x.nothing\n",
     "01": "import numpy as np\n\ndef all_reduce(x, axis):\n    axis.recv(np.empty(1), axis.size)\n",
     "02": "def rmsnorm_backward(dy, saved, w):\n    return dy.nothing\n",
     "02_scans": "def recurrence_backward(dh, a, h, before=0.0, dafter=0.0):\n    return dh.nothing\n",
-    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads['nothing']\n"}
+    "03": "def reduce_gradients(grads, chain, mesh):\n    return grads['nothing']\n",
+    "05": "def merge_over(spread, axis):\n    return spread.nothing\n",
+    "06": "def merge(a, b):\n    return a.nothing\n",
+    "07": "def merge(first, second):\n    return first.nothing\n"}
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", ANSWERS)
 def test_mine_wrong(lesson, tmp_path, number):
     (tmp_path / "mine.py").write_text(WRONG[number])
     status, out, _ = lesson(number, "--mine", tmp_path / "mine.py")
     assert status == 1 and "red" in verdict(out)
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", ANSWERS)
 def test_mine_crashing(lesson, tmp_path, number):
     (tmp_path / "mine.py").write_text(CRASH[number])
     status, out, err = lesson(number, "--mine", tmp_path / "mine.py")
@@ -128,12 +135,12 @@ def returning(number: str, value: str) -> str:
     return f"import numpy as np\n\n{definition}\n    return {value}\n"
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", ANSWERS)
 @pytest.mark.parametrize("value, words", [("None", "returned None"), ("7", "returned a number"),
                                           ("np.zeros(99)", "returned an array of shape [99]"), ("(1, {})", "returned 2 values"),
                                           ("{'nothing': 1}", "returned a dict")])
 def test_mine_of_another_form(lesson, tmp_path, number, value, words):
-    if (number, value) == ("02", "(1, {})"):
+    if number in ("02", "06", "07") and value == "(1, {})":
         words = "returned a number, and must return an array of shape"
     (tmp_path / "mine.py").write_text(returning(number, value))
     status, out, err = lesson(number, "--mine", tmp_path / "mine.py")
@@ -186,7 +193,9 @@ def test_a_fault_ends_red(lesson, number, fault):
     assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out
 
 
-@pytest.mark.parametrize("number, fault", [("02", "no-document-mask"), ("03", "local-count")])
+@pytest.mark.parametrize("number, fault", [("02", "no-document-mask"), ("03", "local-count"),
+                                           ("04", "bias-on-every-rank"), ("05", "largest-logit-of-a-rank"), ("06", "local-lse"),
+                                           ("07", "halo-gradient-dropped")])
 def test_a_fault_on_processes(mpi, number, fault):
     status, out, _ = on_processes(number, "--fault", fault)
     assert status == 1
