@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from refpar.config import AXES, CP_ATTENTION, CP_MAMBA, SCHEDULES, Layout, Model, Training
+from refpar.config import AXES, CP_ATTENTION, CP_MAMBA, RECOMPUTE, SCHEDULES, Layout, Model, Training
 from refpar.oracle.situation import Situation
 
 PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp", "mamba2"), ("mamba2", "mamba1", "mlp"),
@@ -78,7 +78,7 @@ def layouts(draw, most_ranks: int) -> Layout:
     schedule = draw(st.sampled_from([name for name in PIPELINES if name != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
     sp = draw(st.booleans())
     return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
-                  stages_by_cost=draw(st.booleans()),
+                  stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from(RECOMPUTE)),
                   dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),
                   tp_ring=sp and draw(st.booleans()), node=draw(st.sampled_from((0, 0, 2))))

@@ -64,6 +64,8 @@ CORNERS = {
                                                   and s.training.sequence > s.model.chunk,
     "groups that do not divide 2": lambda s: "mamba2" in s.model.pattern and s.model.groups == 3,
     "mamba1": lambda s: "mamba1" in s.model.pattern,
+    "a core computed again": lambda s: s.layout.recompute == "selective" and "attention" in s.model.pattern,
+    "a cut layer computed again": lambda s: s.layout.recompute == "full" and s.layout.tp > 1 < s.layout.cp,
     "fewer micro-batches than stages": lambda s: s.training.micro_batches < s.layout.pp,
     "a table shared by two stages": lambda s: s.model.tied and s.layout.pp > 1,
     "a stage without layers": lambda s: s.layout.pp > len(s.model.pattern) * s.model.blocks + 1,

@@ -12,6 +12,7 @@ from typing import Callable
 from refpar.config import PRESETS, Layout
 from refpar.oracle import properties, properties_comm, properties_cp, properties_nn, properties_reshard, properties_state
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
+from refpar.oracle.faults_pp import PIPELINES
 from refpar.oracle.faults_reshard import RESHARDING
 from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.faults_tp import TENSOR_PARALLEL
@@ -176,7 +177,7 @@ MASKS = (
 )
 
 FAULTS: tuple[Fault, ...] = (NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + TENSOR_PARALLEL + CONTEXT_PARALLEL
-                             + STATE_OVER_RANKS + RESHARDING)
+                             + STATE_OVER_RANKS + PIPELINES + RESHARDING)
 
 
 def fault_named(name: str) -> Fault:

@@ -114,11 +114,30 @@ SOME: tuple[When, ...] = (
 
 def kept(model: Model, kind: str, layout: Layout = Layout()) -> dict[str, str]:
     """The points of a kind of layer in this model, and their shapes."""
+    if again(model, layout, kind) == "layer":
+        return {"x": "B S/sp D"} | BEFORE.get(kind, {})
     points = KEPT[kind] | (CORES[core(layout)] if kind == "attention" else {})
+    if again(model, layout, kind) == "core":
+        points = KEPT[kind] | RECOMPUTED_CORE
     if layout.cp_mamba == "heads" and kind in STATE:
         points = by_heads(kind, points)
     return {point: shape for point, shape in points.items()
             if all(when.holds(model) for when in SOME if when.kind == kind and point.startswith(when.point))}
+
+
+# What lies before the tokens, where a whole layer is computed again; and what attention keeps where its core is.
+BEFORE = {"mamba1": {"before.conv": "B W-1 I/tp", "before.state": "B N I/tp"},
+          "mamba2": {"before.conv_x": "B W-1 MP/tp", "before.conv_B": "B W-1 GN/tp", "before.conv_C": "B W-1 GN/tp",
+                     "before.state": "B MP/tp N"}}
+RECOMPUTED_CORE = {"inner.core.q": "B S HE/tp", "inner.core.k": "B S KE/tp", "inner.core.v": "B S KE/tp",
+                   "inner.out_of.x": "B S HE/tp"}
+
+
+def again(model: Model, layout: Layout, kind: str) -> str | None:
+    """What of a layer of this kind backward computes again: the layer, its core, or nothing."""
+    if layout.recompute == "full" and kind in model.pattern:
+        return "layer"
+    return "core" if layout.recompute == "selective" and kind == "attention" and not model.cut else None
 
 
 def kinds(model: Model) -> list[str]:
@@ -204,7 +223,8 @@ def kept_elements(spot: Spot, kind: str) -> int:
 def elements(spot: Spot, kind: str, shape: str) -> int:
     """How many elements an array of this shape has there, in a layer of the kind."""
     here, rows, taps, chunk = spot.inside(kind), spot.length, spot.model.conv - 1, spot.model.chunk
-    sizes = {"B": spot.rows, "S": here, "S/sp": spot.outside, "S+W-1": here + taps, "c/16": -(-here // CHUNK), "c/L": -(-here // chunk),
+    sizes = {"B": spot.rows, "S": here, "S/sp": spot.outside, "S+W-1": here + taps, "W-1": taps,
+             "c/16": -(-here // CHUNK), "c/L": -(-here // chunk),
              "Q": spot.norm_groups, "R/m": rows, "R/m+W-1": rows + taps, "d/16": -(-rows // CHUNK), "d/L": -(-rows // chunk)}
     words = shape.split()
     if "S/u" in words:

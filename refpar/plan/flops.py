@@ -13,6 +13,7 @@ What all ranks do together is what the single process does, and beside it, by na
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -23,7 +24,7 @@ from refpar.nn.blocks import blocks
 from refpar.nn.build import build
 from refpar.nn.init import TAPS
 from refpar.parallel.order import together, way_of
-from refpar.plan.activations import Spot, core
+from refpar.plan.activations import Spot, again, core
 
 Work = dict[str, int]           # "mamba2 C B'" -> operations
 
@@ -33,8 +34,25 @@ def work(spot: Spot, batch, dtype, kinds: tuple[str, ...]) -> Work:
     total = {}
     for kind in dict.fromkeys(kind for kind in kinds if kind != "loss"):
         here = linears(spot, batch, kind) | OTHERS.get(kind, _none)(spot, batch, dtype)
+        for term, flops in forward_again(spot, kind, here).items():
+            here[term] += flops
         total |= {f"{kind} {term}": flops * kinds.count(kind) for term, flops in here.items()}
     return total
+
+
+# Of a term's operations, forward and backward, the share that forward has; of linear maps a third.
+FORWARD = {"pairs of tokens": Fraction(2, 7), "C B'": Fraction(1, 4), "(C B' o decay) X": Fraction(1, 3),
+           "chunk states": Fraction(1, 4), "C h": Fraction(1, 3), "inter-chunk": Fraction(1, 2), "B X": Fraction(0)}
+
+
+def forward_again(spot: Spot, kind: str, here: Work) -> Work:
+    """What recomputation adds: the forward of a layer, or of attention's core."""
+    what = again(spot.model, spot.layout, kind)
+    terms = {"layer": list(here), "core": ["pairs of tokens"], None: []}[what]
+    added = {term: int(here[term] * FORWARD.get(term, Fraction(1, 3))) for term in terms}
+    if "B X" in added:                              # Mamba-1's scan may run twice one way and once the other
+        added["C h"] = here["C h"] - here["B X"] // 2
+    return added
 
 
 def added(parts: list[Work]) -> Work:

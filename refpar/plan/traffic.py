@@ -27,7 +27,7 @@ from refpar.parallel.data import buckets
 from refpar.parallel.mamba import reorders
 from refpar.parallel.order import way_of
 from refpar.parallel.tensor import linked
-from refpar.plan.activations import STATE, Spot, groups_of
+from refpar.plan.activations import STATE, Spot, again, groups_of
 from refpar.plan import volume
 from refpar.plan.passes import Pass, passes
 from refpar.plan.promise import promised
@@ -40,6 +40,7 @@ class Sent(NamedTuple):
     what: str
     axis: str
     bytes: int
+    forward: bool = True        # or backward
 
 
 class Place(NamedTuple):
@@ -102,7 +103,12 @@ def around_layer(here: Here, what: str) -> list[Sent]:
     tp, sizes = here.mesh.axis("tp"), _shards(here)
     gathers, scatters = (Sent(f"{what} {name}: {name}", tp.name, formula(tp.index, sizes).elements * np.dtype(here.dtype).itemsize)
                          for name, formula in (("gather_matmul", volume.all_gather), ("matmul_scatter", volume.reduce_scatter)))
-    return [gathers, scatters, scatters, gathers]
+    return [gathers, scatters, *backward(scatters, gathers)]
+
+
+def backward(*sent: Sent) -> list[Sent]:
+    """The same, on the way up."""
+    return [one._replace(forward=False) for one in sent]
 
 
 def moved(here: Here, kind: str) -> bool:
@@ -114,9 +120,10 @@ def enter(here: Here, what: str) -> list[Sent]:
     """Tokens into a layer, and their gradient out of it."""
     tp = here.mesh.axis("tp")
     if not here.mesh.layout.sp:
-        return [all_reduce(f"{what} enter, backward", tp, here.tokens * here.model.width, here.dtype)]
+        return backward(all_reduce(f"{what} enter, backward", tp, here.tokens * here.model.width, here.dtype))
     sizes = _shards(here)
-    return [all_gather(f"{what} enter", tp, sizes, here.dtype), reduce_scatter(f"{what} enter, backward", tp, sizes, here.dtype)]
+    return [all_gather(f"{what} enter", tp, sizes, here.dtype),
+            *backward(reduce_scatter(f"{what} enter, backward", tp, sizes, here.dtype))]
 
 
 def leave(here: Here, what: str) -> list[Sent]:
@@ -125,7 +132,8 @@ def leave(here: Here, what: str) -> list[Sent]:
     if not here.mesh.layout.sp:
         return [all_reduce(f"{what} leave", tp, here.tokens * here.model.width, here.dtype)]
     sizes = _shards(here)
-    return [reduce_scatter(f"{what} leave", tp, sizes, here.dtype), all_gather(f"{what} leave, backward", tp, sizes, here.dtype)]
+    return [reduce_scatter(f"{what} leave", tp, sizes, here.dtype),
+            *backward(all_gather(f"{what} leave, backward", tp, sizes, here.dtype))]
 
 
 def _shards(here: Here) -> list[int]:
@@ -147,8 +155,16 @@ def attention(here: Here) -> list[Sent]:
     layout, cp = here.mesh.layout, here.mesh.axis("cp")
     cut = Cut(cp.size, layout.cp_attention, here.rows, here.length, here.spot.held("H/tp"), here.spot.held("K/tp"),
               here.model.head_width, np.dtype(here.dtype).itemsize, cp.node, places=cp.ranks)
-    context = [Sent("attention over cp", cp.name, sum(way.elements for way in context_volume(cp.index, cut)))] if cp.size > 1 else []
-    return around_layer(here, "attention") + context
+    return around_layer(here, "attention") + (both_ways(CONTEXT, cp, context_volume(cp.index, cut)) if cp.size > 1 else [])
+
+
+CONTEXT = "attention over cp"
+
+
+def both_ways(what: str, axis, ways) -> list[Sent]:
+    """Forward and backward volumes."""
+    there, back = (Sent(what, axis.name, way.elements) for way in ways)
+    return [there, *backward(back)]
 
 
 def mlp(here: Here) -> list[Sent]:
@@ -160,7 +176,7 @@ def mamba1(here: Here) -> list[Sent]:
     """dt, B and C are made of the channels of all ranks: a sum on the way, forward and backward."""
     elements = here.rows * here.spot.inside("mamba1") * (here.model.dt_rank + 2 * here.model.state)
     inner = all_reduce("mamba1 dt, B, C", here.mesh.axis("tp"), elements, here.dtype)
-    return around_layer(here, "mamba1") + [inner, inner] + state(here, "mamba1")
+    return around_layer(here, "mamba1") + [inner, *backward(inner)] + state(here, "mamba1")
 
 
 def mamba2(here: Here) -> list[Sent]:
@@ -171,7 +187,7 @@ def mamba2(here: Here) -> list[Sent]:
     ranks = linked(cuts, tp.index, width)
     groups = len(groups_of([cuts[rank] for rank in ranks], width))
     inner = all_reduce("mamba2 norm", tp.among(ranks), here.rows * here.spot.inside("mamba2") * groups, here.dtype)
-    return around_layer(here, "mamba2") + [inner, inner] + state(here, "mamba2")
+    return around_layer(here, "mamba2") + [inner, *backward(inner)] + state(here, "mamba2")
 
 
 def state(here: Here, kind: str) -> list[Sent]:
@@ -179,7 +195,7 @@ def state(here: Here, kind: str) -> list[Sent]:
     layout, cp, tp = here.mesh.layout, here.mesh.axis("cp"), here.mesh.axis("tp")
     cut = StateCut(here.model, kind, layout.cp_mamba, way_of(here.model, layout), cp.size, here.rows, here.length,
                    np.dtype(here.dtype).itemsize, cp.node, (tp.size, tp.index), cp.ranks)
-    return [Sent(f"{kind} over cp", cp.name, sum(way.elements for way in state_volume(cp.index, cut)))]
+    return both_ways(f"{kind} over cp", cp, state_volume(cp.index, cut))
 
 
 def norm(here: Here) -> list[Sent]:
@@ -211,8 +227,14 @@ def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int,
     here = [Here(model, mesh, rows, length, dtype) for rows, length in batches]
     sent = []
     for each in passes(model, mesh.layout, len(batches), mesh.coordinates()["pp"]):
-        sent += [one for kind in each.kinds for one in LAYERS[kind](here[each.micro])] + between(here[each.micro], each)
+        sent += [one for kind in each.kinds for one in layer(here[each.micro], kind)] + between(here[each.micro], each)
     return around(mesh) + sent + gradients(mesh, chain, params)
+
+
+def layer(here: Here, kind: str) -> list[Sent]:
+    """One layer's, with what recomputation sends again."""
+    sent, what = LAYERS[kind](here), again(here.model, here.mesh.layout, kind)
+    return sent + [one for one in sent if one.forward and (what == "layer" or (what == "core" and one.what == CONTEXT))]
 
 
 def between(here: Here, each: Pass) -> list[Sent]:
