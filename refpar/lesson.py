@@ -32,7 +32,6 @@ from refpar.launch import launched, refuse
 from refpar.comm.threads import ThreadWorld
 from refpar.oracle.plant import Fault, PlantedWorld
 
-
 RANKS = 64              # at most, where they are threads: a page shows every one
 
 
@@ -265,8 +264,7 @@ class Page:
             self.check(True, f"{self.mine.path.name}: {prove.__name__} holds in {len(situations)} situations")
 
     def _worlds(self) -> list:
-        """The world, with its fault; before it, for the reader's function, strict threads: they take turns at every message, and
-        every send waits for its receiver."""
+        """The world, with its fault; for the reader's function strict threads before it: every send waits for its receiver."""
         worlds = [ThreadWorld(seed=1, eager=0)] * bool(self.mine) + [self.world]
         return [PlantedWorld(world, self.fault) for world in worlds] if self.fault else worlds
 
@@ -292,11 +290,10 @@ class Page:
         for world in self._worlds():
             with self._in_place():
                 try:
-                    prove(world, situation)
-                    wrong = ""
+                    wrong = prove(world, situation)
                 except (AssertionError, ValueError) as error:
-                    wrong = f": {error}"
-        self.check(not wrong, sentence + wrong)
+                    wrong = error
+        self.check(not wrong, f"{sentence}: {wrong}" if wrong else sentence)
 
     def compare(self, told: list[Told], promised: list[tuple[int, int]]):
         """Check the messages and bytes that each rank sent against those that a formula promises."""

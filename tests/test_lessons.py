@@ -18,7 +18,8 @@ LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "le
            "02": ROOT / "lessons" / "02_backward_by_hand.py", "02_scans": ROOT / "lessons" / "02_scans.py",
            "03": ROOT / "lessons" / "03_data_parallel.py", "04": ROOT / "lessons" / "04_tensor_parallel.py",
            "05": ROOT / "lessons" / "05_sequence_and_vocabulary.py", "06": ROOT / "lessons" / "06_context_parallel.py",
-           "07": ROOT / "lessons" / "07_mamba_parallel.py"}
+           "07": ROOT / "lessons" / "07_mamba_parallel.py", "08": ROOT / "lessons" / "08_pipelines.py",
+           "09": ROOT / "lessons" / "09_zero_bubble.py", "12": ROOT / "lessons" / "12_all_axes.py"}
 ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "02": "02_rmsnorm_backward.py",
            "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "05": "05_merge_over.py", "06": "06_merge.py",
            "07": "07_merge.py"}
@@ -83,7 +84,7 @@ def test_show_adds_a_line_for_each_message(lesson, number):
     steps = [line for line in shown.splitlines() if line.startswith(("  round", "  up"))]
     assert status == 0 and [line for line in shown.splitlines() if line not in steps] == plain.splitlines()
     assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "02": 4 + 4, "02_scans": 3 + 3, "03": 3 * 8,
-                          "04": 28, "05": 16, "06": 12, "07": 64}[number]
+                          "04": 28, "05": 16, "06": 12, "07": 64, "08": 48, "09": 34, "12": 808}[number]
     assert all(" -> rank " in line and "bytes" in line or "hands down" in line for line in steps)
 
 

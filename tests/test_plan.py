@@ -61,7 +61,7 @@ def test_work_of_a_single_process_is_the_formula(model, rows, columns):
     chain = build(model)
     with watch.watching(watch.Ledger()) as ledger:
         loss_and_gradients(chain, initial(model, chain, 0, np.float32), batch, 1)
-    work = flops.work(activations.Spot(model, Layout(), 0, 0, rows, columns), batch, np.float32)
+    work = flops.work(activations.Spot(model, Layout(), 0, 0, rows, columns), batch, np.float32, tuple(activations.kinds(model)))
     assert sum(work.values()) == sum(ledger.flops.values())
     for op in ("C B'", "(C B' o decay) X", "chunk states", "inter-chunk", "C h", "B X"):
         assert sum(count for term, count in work.items() if term.split(" ", 1)[1] == op) == ledger.flops.get(op, 0), op
@@ -73,6 +73,7 @@ def test_work_of_a_single_process_is_the_formula(model, rows, columns):
 def test_repeated_work_is_that_of_shared_groups(situation):
     """Beyond the single process's there is the work on what a run's ranks each hold, and no other, but for attention's pairs and,
     where cp cuts the rows, the scans."""
+    situation = dataclasses.replace(situation, layout=dataclasses.replace(situation.layout, recompute="none"))
     model, tp = situation.model, situation.layout.tp
     ranks = flops.added([work_of(situation, rank) for rank in range(situation.layout.ranks)])
     one = work_of(Situation(model, Layout(), dataclasses.replace(situation.training, micro_batches=1), situation.last_rows,

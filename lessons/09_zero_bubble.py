@@ -1,0 +1,79 @@
+"""Lesson 09: zero bubble.
+
+What:  Backward is two halves.  B gives the gradient of a stage's input, and the stage before waits for it; W multiplies out the
+       weights' gradients, and nobody waits.  So W is moved to where a rank would have nothing to do.
+Why:   The bubble of a pipeline is the waiting at its start and end.  With the halves apart much of it is filled, for no more memory
+       than 1F1B (ZB-H1), or nearly all, for twice as much (ZB-H2); folded into a V (ZB-V) for no more at all, if the times are alike.
+
+Run:   python lessons/09_zero_bubble.py                              ranks are threads of one process
+       mpiexec -n 4 python -m mpi4py lessons/09_zero_bubble.py       ranks are processes (without `-m mpi4py` as safe)
+       ... --show              step through the messages of one step
+"""
+from dataclasses import replace
+
+import numpy as np
+
+from refpar import lesson, watch
+from refpar.config import PRESETS, Layout
+from refpar.nn.build import build
+from refpar.nn.chain import backward, forward, start
+from refpar.nn.gradient import loss_and_gradients, zeros_like
+from refpar.nn.init import initial
+from refpar.nn.product import settle
+from refpar.oracle import equal, properties
+from refpar.oracle.packed import packed
+from refpar.oracle.run import run_sharded
+from refpar.oracle.situation import PROOF, Situation
+from refpar.schedules.model import schedule_of
+from refpar.schedules.simulate import Costs, simulate
+from refpar.show.schedule import chart
+
+MODEL = replace(PRESETS["hybrid-uneven"], blocks=1)
+MICROS = 6
+NAMES = ("1f1b", "zb-h1", "zb-h2", "zb-v")
+
+
+def halves():
+    """B and W of one batch: FLOPs of each, and the gradients."""
+    batch, chain = packed([0], 3, 9, MODEL.vocab, (5, 16)), build(MODEL)
+    params = initial(MODEL, chain, 0, np.float64, rough=True)
+    logits, after, saved = forward(chain, batch.tokens, params, batch, start(chain, params, batch))
+    _, kept = chain.loss.forward(logits, batch.targets)
+    with watch.watching(watch.Ledger()) as first:
+        _, _, products = backward(chain, chain.loss.backward(1.0 / batch.count, kept), saved, params, batch, zeros_like(after))
+    with watch.watching(watch.Ledger()) as second:
+        grads = settle(products)
+    _, whole = loss_and_gradients(chain, params, batch, batch.count)
+    return sum(first.flops.values()), sum(second.flops.values()), equal.compare(grads, whole, 27 * MODEL.vocab)
+
+
+def teach(page: lesson.Page):
+    p = page.ranks
+    b, w, apart = halves()
+    page.say("1. Backward of a hybrid of attention and Mamba, in two halves.  What is saved for W is x and dy of each linear map.",
+             f"  B, to the inputs: {b:,} floating-point operations    W, the weights': {w:,}")
+    page.check(all(error <= 1 for error in apart.values()), "together they are the backward of one piece")
+
+    page.say("", f"2. {MICROS} micro-batches on {lesson.count(p, 'rank')}, F, B and W alike long.  A dot is a rank that waits.")
+    for name in NAMES:
+        line = simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs())
+        page.say(f"  {name}: makespan {line.makespan}, bubble {line.bubble}, in flight at most {max(line.schedule.bound)}",
+                 *(f"    {row[:130]}" for row in chart(line)))
+    lines = [simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs()) for name in NAMES[:3]]
+    page.check(lines[0].bubble >= lines[1].bubble >= lines[2].bubble, "each has a smaller bubble than the one before, or as small")
+
+    page.say("", "3. Where B takes longer than W, as here by the counted operations, less fits into the bubble:")
+    for name in NAMES:
+        line = simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs(w, b, w))
+        page.say(f"  {name:<7} {float(line.bubble / line.makespan):>6.1%} of the time is bubble")
+
+    page.say("", "4. The same gradients: W later is W all the same.  Beside a single process, on the same batches:")
+    short = replace(PROOF, rows=5, sequence=9, micro_batches=3)
+    for name in NAMES:
+        page.prove(properties.sharded_equals_single, Situation(MODEL, Layout(pp=p, schedule=name), short, 0, (5, 16), (0.0, 0.4)), name)
+    told = page.run(run_sharded, Situation(MODEL, Layout(pp=p, schedule="zb-h1"), replace(short, steps=1), 0, (5, 16)))
+    page.show(told, lambda array: f"{array.size} numbers")
+
+
+if __name__ == "__main__":
+    lesson.main(teach)
