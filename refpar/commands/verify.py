@@ -75,6 +75,8 @@ def prepare(world, args) -> Job:
         check_ranks(world, layout)
     situations = [situation_of(args, model, layout) for model in models for layout in fit + more.get(model, [])
                   if world.size is None or layout.ranks <= world.size]
+    if not args.mesh and args.micro_batches is None:
+        situations = [in_flight(situation) for situation in situations]
     for situation in situations:
         tokens = situation.training.rows * situation.training.sequence
         if max(situation.documents, default=0) > tokens:
@@ -84,6 +86,12 @@ def prepare(world, args) -> Job:
         situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
     left_out = [layout for layout in layouts if layout not in fit]
     return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
+
+
+def in_flight(situation: Situation) -> Situation:
+    """A pipeline of the list gets several micro-batches, where the command names no number."""
+    several = replace(situation.training, micro_batches=4)
+    return replace(situation, training=several) if situation.layout.pp > 1 else situation
 
 
 def situation_of(args, model, layout) -> Situation:
