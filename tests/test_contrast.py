@@ -1,0 +1,75 @@
+"""What is not the core's, held to what it claims: PipeDream is delayed gradients and no synchronous step; post-validation is the step."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_pipeline import MODELS, batch_of
+
+from refpar.comm.mesh import Mesh
+from refpar.comm.threads import ThreadWorld
+from refpar.config import Layout, Training
+from refpar.contrast.pipedream import Asynchronous, delayed
+from refpar.nn.build import build
+from refpar.nn.gradient import loss_and_gradients, zeros_like
+from refpar.nn.init import initial
+from refpar.nn.optimizer import clipped, updated
+from refpar.oracle.equal import assert_equal, leaves
+from refpar.parallel.stages import on_rank, stage, stage_layers
+from refpar.schedules.generate import generate
+from refpar.schedules.post_validation import post_validated
+from refpar.train import State, rate_of
+
+MODEL, MICROS = replace(MODELS["llama"], tied=False), 5
+
+
+def asynchronous(wire):
+    """One rank of the pipeline: its weights at the end."""
+    pp, chain, schedule = Mesh(Layout(pp=wire.size), wire).axis("pp"), build(MODEL), generate("pipedream", wire.size, MICROS)
+    parts = stage_layers(chain, wire.size)
+    params = initial(MODEL, on_rank(chain, parts, schedule.places, pp.index), 0, np.float64, rough=True)
+    runner = Asynchronous(schedule, {pp.index: stage(chain, parts[pp.index])}, params, [[batch] for batch in batches()], 20, pp,
+                          lambda batch: batch, np.dtype(np.float64))
+    runner.run()
+    return runner.params
+
+
+def batches():
+    whole = batch_of(MODEL, 2 * MICROS, 6)
+    return [whole.cut(slice(2 * i, 2 * i + 2)) for i in range(MICROS)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_pipedream_is_delayed_gradients_and_not_the_synchronous_run(ranks):
+    chain = build(MODEL)
+    params = initial(MODEL, chain, 0, np.float64, rough=True)
+    expected = dict(leaves(delayed(chain, params, batches(), 20, ranks, 0.1)))
+    found = {name: w for mine in ThreadWorld().run(asynchronous, ranks) for name, w in leaves(mine)}
+    assert found.keys() == expected.keys()
+    for name, w in found.items():
+        assert_equal(w, expected[name], n=12 * MODEL.vocab * MICROS, scale=max(1, np.abs(w).max()), name=name)
+    for batch in batches():                                     # one after another, each with the newest weights
+        _, grads = loss_and_gradients(chain, params, batch, 20)
+        params = {layer: {name: w - 0.1 * grads[layer][name] for name, w in group.items()} for layer, group in params.items()}
+    apart = max(float(np.abs(w - found[name]).max()) for name, w in leaves(params))
+    assert apart < 1e-12 if ranks == 1 else apart > 1e-6
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("clip", [0.0, 1e-3, 1e3])
+def test_post_validation_is_the_ordinary_step(optimizer, clip):
+    training = Training(optimizer=optimizer, clip=clip, warmup=0, dtype="float64")
+    chain = build(MODEL)
+    params = initial(MODEL, chain, 0, np.float64, rough=True)
+    state = State(params, zeros_like(params), zeros_like(params))
+    batch = batches()[0]
+    _, grads = loss_and_gradients(chain, params, batch, batch.count)
+    norm = math.sqrt(sum(float((grad ** 2).sum()) for _, grad in leaves(grads)))
+    after, back = post_validated(state, grads, lambda: norm, training)
+    expected = State(*updated(params, clipped(grads, norm, clip), state.m, state.v, 0, rate_of(0, training), training))
+    assert back == (0 < clip < norm) and after.step == 1
+    for (name, one), (_, other) in zip(leaves(after._asdict() | {"step": np.ones(1)}), leaves(expected._asdict() | {"step": np.ones(1)})):
+        assert one.tobytes() == other.tobytes(), name
+    for wrong in (math.nan, math.inf):
+        same, back = post_validated(state, grads, lambda: wrong, training)      # noqa: B023
+        assert back and same is state
