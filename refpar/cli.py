@@ -138,6 +138,7 @@ OPTIONS: dict[str, Option] = {
     "node": Option(whole(1), "N", "ranks of one node, numbered in a row (default: all)"),
     "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
     "rounds": Option(whole(1), "N", "rounds of each case"),
+    "plot": Option(path, "FILE", "a picture of the schedule, such as schedule.svg (needs the extra plot)"),
     "json": Option(None, "", "print JSON in place of tables"),
     "trace": Option(path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
 }
@@ -170,7 +171,7 @@ COMMANDS: dict[str, Command] = {
         {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer; "
                  "volumes: what a layer sends as the sequence grows; schedule: a pipeline's, with its bubble",
          "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
-        ("model", "mesh", "order", *FILLINGS, "micro-batches", "size", "algorithm", "json"),
+        ("model", "mesh", "order", *FILLINGS, "micro-batches", "size", "algorithm", "plot", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
          "python -m refpar show messages attention --mesh tp=2 --sp",

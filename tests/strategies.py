@@ -59,7 +59,7 @@ def ssm_variants(draw, head_width: int, heads: int) -> dict:
             "norm_group": draw(st.sampled_from((0, head_width, head_width * heads)))}
 
 
-PIPELINES = tuple(name for name in SCHEDULES if name != "sliced")
+PIPELINES = SCHEDULES
 
 
 @st.composite
@@ -75,9 +75,11 @@ def layouts(draw, most_ranks: int) -> Layout:
     taken *= cp
     pp = size(1, 1, 2, 3, 4)
     taken *= pp
-    schedule = draw(st.sampled_from([name for name in PIPELINES if name != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
+    schedule = draw(st.sampled_from([
+        name for name in PIPELINES if (name != "dualpipe" or pp % 2 == 0) and (name != "sliced" or cp == 1)])) if pp > 1 else "1f1b"
     sp = draw(st.booleans())
     return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
+                  slices=draw(st.integers(0, 3)) if schedule == "sliced" else 0,
                   stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from(RECOMPUTE)),
                   dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),

@@ -110,7 +110,7 @@ def test_situations_reach_every_option():
     """Each option of the Transformer takes each of its values, beside attention."""
     seen = set()
 
-    @settings(FINDING, max_examples=300)
+    @settings(FINDING, max_examples=800)
     @given(models())
     def draw(model):
         if "attention" in model.pattern:

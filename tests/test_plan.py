@@ -9,7 +9,7 @@ from strategies import models, situations
 
 from refpar import watch
 from refpar.comm.threads import ThreadWorld
-from refpar.config import FAMILIES, PRESETS, Layout
+from refpar.config import FAMILIES, PRESETS, Layout, Model
 from refpar.nn import chain as chains
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_and_gradients
@@ -18,7 +18,7 @@ from refpar.oracle.books import shapes_of, work_of
 from refpar.oracle.packed import packed
 from refpar.oracle.run import batches_of, run_sharded
 from refpar.oracle.situation import PROOF, Situation
-from refpar.plan import activations, flops, traffic
+from refpar.plan import activations, flops, published, traffic
 
 
 @settings(max_examples=60)
@@ -114,3 +114,15 @@ def test_mamba1_has_two_sums_a_layer_more_than_mamba2_and_attention():
     whole = 4 * 2 * 8 * here.model.width
     assert sends["attention"] == sends["mlp"] == sends["mamba2"] == [whole, whole]     # 2 (p-1)/p of the whole, with p = 2
     assert sends["mamba1"].count(4 * 2 * 8 * (here.model.dt_rank + 2 * here.model.state)) == 2
+
+
+GPT = Model(width=32, heads=4, kv_heads=4, head_width=8, ffn=128, norm="layer", mlp="gelu_tanh", positions="learned", longest=64)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("tp, sp", [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_the_published_formula_of_activations_differs_by_the_terms_that_are_named(tp, sp, recompute):
+    """Which are all: masks of dropout, pairs of tokens, and the gathered inputs."""
+    told = published.compared(GPT, Layout(tp=tp, sp=sp, recompute=recompute), 48, 2)
+    assert told.ours == pytest.approx(told.by_terms)
+    assert told.small < told.ours

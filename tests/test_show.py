@@ -220,3 +220,11 @@ def test_a_schedule_is_drawn_with_its_bubble(capsys):
     assert cli.main(["show", "schedule", "--mesh", "pp=4", "--micro-batches", "6", "--schedule", "gpipe"]) == 0
     out = capsys.readouterr().out
     assert "gpipe: 4 ranks, 4 stages, 6 micro-batches" in out and "3F0" in out and "bubble" in out
+
+
+def test_a_picture_needs_its_extra_or_is_written(tmp_path, capsys):
+    status = cli.main(["show", "schedule", "--schedule", "zb-h1", "--plot", str(tmp_path / "x.svg")])
+    if status == 0:
+        assert "<svg" in (tmp_path / "x.svg").read_text()
+    else:
+        assert status == 2 and "--plot needs matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())

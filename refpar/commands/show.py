@@ -95,6 +95,9 @@ def schedule(args):
     from refpar.show import schedule
     layout = layout_of(args, args.mesh or "pp=4")
     made = schedule_of(layout, args.micro_batches or 2 * layout.pp)
+    if args.plot:
+        from refpar.show import picture
+        picture.save(simulate(made), args.plot)
     return lambda: schedule.draw(made), lambda: schedule.describe(simulate(made))
 
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refpar.config import Layout
+from refpar.config import Layout, share
 from refpar.oracle.run import Run, batches_of
 from refpar.oracle.situation import Situation
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
 from refpar.plan.activations import Spot
-from refpar.plan.passes import most_saved, passes
+from refpar.plan.passes import most_saved, passes, slices_of
 from refpar.schedules.model import part_of_model
 
 
@@ -78,10 +78,12 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     pp = mesh.coordinates()["pp"]
     mine = part_of_model(model, mesh, situation.training, chain)[0]
     params = shapes_of(model, mine, mesh, dtype)
-    sent = [one for batches in steps for one in traffic.step(model, mesh, mine, params, [batch.whole.tokens.shape for batch in batches],
-                                                             dtype)]
+    micros = situation.training.micro_batches
+    spots = [[spot_of(situation, rank, piece) for piece in pieces] for pieces in steps]
+    sent = [one for some in spots for one in traffic.step(model, mesh, mine, params, [(spot.rows, spot.length) for spot in some], dtype,
+                                                          micros)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
-                max(most_saved(model, layout, pp, [spot_of(situation, rank, batch) for batch in batches]) for batches in steps),
+                max(most_saved(model, layout, micros, pp, some) for some in spots),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
 
 
@@ -92,23 +94,35 @@ def shapes_of(model, chain, mesh, dtype) -> dict:
 
 
 def steps_of(situation: Situation, rank: int) -> list[list]:
-    """The rank's micro-batches of each step."""
-    mesh = traffic.mesh_of(situation.layout, rank)
-    return [batches_of(situation, mesh, number) for number in range(situation.training.steps)]
+    """The rank's micro-batches of each step, or all slices of each."""
+    mesh, slices = traffic.mesh_of(situation.layout, rank), slices_of(situation.layout, situation.training.micro_batches)
+    return [[piece for batch in batches_of(situation, mesh, number) for piece in pieces(batch, slices)]
+            for number in range(situation.training.steps)]
+
+
+def pieces(batch, slices: int) -> list:
+    """A micro-batch itself; or its slices, each with the tokens so far as its `whole`, and the micro-batch as theirs."""
+    if slices == 1:
+        return [batch]
+    parts = [share(batch.tokens.shape[1], slices, number) for number in range(slices)]
+    return [batch.cut(columns=part)._replace(whole=batch.cut(columns=slice(0, part.stop))._replace(whole=batch)) for part in parts]
 
 
 def work_of(situation: Situation, rank: int) -> flops.Work:
     """The rank's operations, by kind of layer and term, in all steps."""
     pp = traffic.mesh_of(situation.layout, rank).coordinates()["pp"]
     mine = passes(situation.model, situation.layout, situation.training.micro_batches, pp)
-    return flops.added([flops.work(spot_of(situation, rank, batches[each.micro]), batches[each.micro], situation.training.dtype, each.kinds)
+    return flops.added([flops.work(spot_of(situation, rank, batches[each.piece]), batches[each.piece], situation.training.dtype, each.kinds)
                         for batches in steps_of(situation, rank) for each in mine])
 
 
 def spot_of(situation: Situation, rank: int, batch) -> Spot:
     """Where the rank stands, with one of its micro-batches."""
-    where = traffic.mesh_of(situation.layout, rank).coordinates()
-    return Spot(situation.model, situation.layout, where["tp"], where["cp"], *batch.whole.tokens.shape)
+    where, whole = traffic.mesh_of(situation.layout, rank).coordinates(), batch.whole.tokens.shape
+    here = Spot(situation.model, situation.layout, where["tp"], where["cp"], *whole)
+    if situation.layout.cp > 1:
+        return here
+    return here._replace(length=batch.tokens.shape[1], past=whole[1] - batch.tokens.shape[1])
 
 
 def extra_work(situation: Situation, whole: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 A point is named as in `saved`; where one array has several names it stands here once, under one of them.  Words of a shape:
 
+    R/s, S+R    tokens of earlier slices of the row; and with them those of this one
     B           rows of the micro-batch             S       tokens of a row that this rank has inside the layers: its cp part
     S/sp        those that it has outside them: a share of S over tp under sequence parallelism, else S
     S+W-1       S, and the inputs of the conv that lie before
@@ -61,8 +62,8 @@ KEPT: dict[str, dict[str, str]] = {
 
 # What the filling of attention's core keeps beside its output, which is out_of.x where heads are not exchanged.
 CORES: dict[str, dict[str, str]] = {
-    "alone": {"inner.core.q": "B S HE/tp", "inner.core.after.k": "B S KE/tp", "inner.core.after.v": "B S KE/tp",
-              "inner.core.after.document": "B S", "inner.core.after.position": "B S", "inner.core.after.index": "B S",
+    "alone": {"inner.core.q": "B S HE/tp", "inner.core.after.k": "B S+R KE/tp", "inner.core.after.v": "B S+R KE/tp",
+              "inner.core.after.document": "B S+R", "inner.core.after.position": "B S+R", "inner.core.after.index": "B S+R",
               "inner.core.lse": "B S H/tp"},
     "tokens": {"inner.core.q": "B S HE/tp", "inner.core.k": "B S KE/tp", "inner.core.v": "B S KE/tp", "inner.core.lse": "B S H/tp"},
     "heads": {"inner.core.q": "B S/u H/u E", "inner.core.k": "B S/u K/u E", "inner.core.v": "B S/u K/u E",
@@ -126,11 +127,13 @@ def kept(model: Model, kind: str, layout: Layout = Layout()) -> dict[str, str]:
 
 
 # What lies before the tokens, where a whole layer is computed again; and what attention keeps where its core is.
-BEFORE = {"mamba1": {"before.conv": "B W-1 I/tp", "before.state": "B N I/tp"},
+KEYS_BEFORE = {"before.k": "B R/s KE/tp", "before.v": "B R/s KE/tp", **dict.fromkeys(
+    ("before.document", "before.position", "before.index"), "B R/s")}
+BEFORE = {"attention": KEYS_BEFORE, "mamba1": {"before.conv": "B W-1 I/tp", "before.state": "B N I/tp"},
           "mamba2": {"before.conv_x": "B W-1 MP/tp", "before.conv_B": "B W-1 GN/tp", "before.conv_C": "B W-1 GN/tp",
                      "before.state": "B MP/tp N"}}
 RECOMPUTED_CORE = {"inner.core.q": "B S HE/tp", "inner.core.k": "B S KE/tp", "inner.core.v": "B S KE/tp",
-                   "inner.out_of.x": "B S HE/tp"}
+                   "inner.out_of.x": "B S HE/tp", **{f"inner.core.{point}": shape for point, shape in KEYS_BEFORE.items()}}
 
 
 def again(model: Model, layout: Layout, kind: str) -> str | None:
@@ -153,6 +156,7 @@ class Spot(NamedTuple):
     cp: int
     rows: int
     length: int
+    past: int = 0               # tokens of each row that came before, in earlier slices
 
     def tokens(self, cp: int) -> int:
         """Of a row, on a rank of cp."""
@@ -223,7 +227,7 @@ def kept_elements(spot: Spot, kind: str) -> int:
 def elements(spot: Spot, kind: str, shape: str) -> int:
     """How many elements an array of this shape has there, in a layer of the kind."""
     here, rows, taps, chunk = spot.inside(kind), spot.length, spot.model.conv - 1, spot.model.chunk
-    sizes = {"B": spot.rows, "S": here, "S/sp": spot.outside, "S+W-1": here + taps, "W-1": taps,
+    sizes = {"B": spot.rows, "S": here, "S/sp": spot.outside, "S+W-1": here + taps, "W-1": taps, "R/s": spot.past, "S+R": here + spot.past,
              "c/16": -(-here // CHUNK), "c/L": -(-here // chunk),
              "Q": spot.norm_groups, "R/m": rows, "R/m+W-1": rows + taps, "d/16": -(-rows // CHUNK), "d/L": -(-rows // chunk)}
     words = shape.split()

@@ -84,7 +84,7 @@ def attention(spot: Spot, batch, dtype) -> Work:
     if model.cut:
         return {}
     heads = spot.held("H/tp")
-    queries, keys = places(batch), [places(batch)]
+    queries, keys = places(batch), [places(batch.whole or batch)]           # with those of earlier slices
     if layout.cp > 1:
         queries, keys, heads = _over_cp(spot, batch, heads)
     looked = sum(math.prod(part.stop - part.start for part in (block.rows, block.queries, block.keys))
@@ -122,8 +122,9 @@ def runs(spot: Spot, batch) -> tuple[int, int]:
     """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
     and again where there is something before them, and behind them."""
     mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole or batch
+    mine, whole = slice(mine.start + spot.past, mine.stop + spot.past), whole.whole or whole
     before = spot.rows * mine.start > 0
-    later = slice(mine.stop, spot.length)
+    later = slice(mine.stop, whole.tokens.shape[1])
     goes_on = np.logical_and.accumulate(whole.position[:, later] > 0, axis=1)       # [B, S later]: of the document at the border
     behind = (goes_on & (whole.targets[:, later] >= 0)).any()
     return 1 + int(before), 1 + int(behind)

@@ -15,9 +15,11 @@ from refpar.schedules.model import piped, schedule_of
 
 
 class Pass(NamedTuple):
-    """A stage and a micro-batch; the kinds of its layers; does F, does B send to another rank?"""
+    """A stage and a piece of the batch; the kinds of its layers; does F, does B send to another rank?
+
+    A piece is a micro-batch, or a slice of one: of K slices, micro * K + slice."""
     stage: int
-    micro: int
+    piece: int
     kinds: tuple[str, ...]
     hands_on: bool = False
     hands_back: bool = False
@@ -33,7 +35,8 @@ def passes(model: Model, layout: Layout, micro_batches: int, pp: int) -> tuple[P
 
     def away(stage) -> bool:
         return stage is not None and schedule.places[stage] != pp
-    return tuple(Pass(op.stage, op.micro, of_stage[op.stage], away(schedule.taker(op)), away(schedule.giver(op)))
+    return tuple(Pass(op.stage, op.micro * schedule.slices + op.slice, of_stage[op.stage], away(schedule.taker(op)),
+                      away(schedule.giver(op)))
                  for slot in schedule.rows[pp] for op in slot if op.kind == "F")
 
 
@@ -43,14 +46,19 @@ def _kinds(model: Model, layout: Layout, depth: int, part: int) -> tuple[str, ..
     return tuple(name.partition(".")[2] for name in names) + (("loss",) if part == depth - 1 else ())
 
 
-def most_saved(model: Model, layout: Layout, pp: int, spots: list[Spot]) -> int:
-    """Elements that backward needs, at most at one time: of the passes that are down and not yet up.  spots: of the micro-batches."""
-    weight = {(each.stage, each.micro): sum(kept_elements(spots[each.micro], kind) for kind in each.kinds)
-              for each in passes(model, layout, len(spots), pp)}
+def slices_of(layout: Layout, micro_batches: int) -> int:
+    """Into which the layout's schedule cuts each row."""
+    return schedule_of(layout, micro_batches).slices if piped(layout) else 1
+
+
+def most_saved(model: Model, layout: Layout, micro_batches: int, pp: int, spots: list[Spot]) -> int:
+    """Elements that backward needs, at most at one time: of the passes that are down and not yet up.  spots: of the pieces."""
+    weight = {(each.stage, each.piece): sum(kept_elements(spots[each.piece], kind) for kind in each.kinds)
+              for each in passes(model, layout, micro_batches, pp)}
     if not piped(layout):
         return max(weight.values())
-    held = most = 0
-    for op in (op for slot in schedule_of(layout, len(spots)).rows[pp] for op in slot):
-        held += weight[op.stage, op.micro] * ((op.kind == "F") - ("B" in op.kind))
+    held, most, schedule = 0, 0, schedule_of(layout, micro_batches)
+    for op in (op for slot in schedule.rows[pp] for op in slot):
+        held += weight[op.stage, op.micro * schedule.slices + op.slice] * ((op.kind == "F") - ("B" in op.kind))
         most = max(most, held)
     return most

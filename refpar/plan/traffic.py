@@ -221,13 +221,13 @@ LAYERS: dict[str, Callable[[Here], list[Sent]]] = {
 
 # ------------------------------------------------------------------------------------------------------------------- the whole step
 
-def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, int]], dtype) -> list[Sent]:
-    """Everything that a rank sends in one training step.  batches: its micro-batches, [rows, length] of their whole rows each;
-    chain: its part of the model's; params: its part of the parameters, or arrays of their shapes."""
+def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, int]], dtype, micro_batches: int = 0) -> list[Sent]:
+    """Everything that a rank sends in one training step.  batches: its micro-batches, or all slices of each, [rows, length] of their
+    whole rows; micro_batches: how many; chain: its part of the model's; params: of the parameters, or arrays of their shapes."""
     here = [Here(model, mesh, rows, length, dtype) for rows, length in batches]
     sent = []
-    for each in passes(model, mesh.layout, len(batches), mesh.coordinates()["pp"]):
-        sent += [one for kind in each.kinds for one in layer(here[each.micro], kind)] + between(here[each.micro], each)
+    for each in passes(model, mesh.layout, micro_batches or len(batches), mesh.coordinates()["pp"]):
+        sent += [one for kind in each.kinds for one in layer(here[each.piece], kind)] + between(here[each.piece], each)
     return around(mesh) + sent + gradients(mesh, chain, params)
 
 

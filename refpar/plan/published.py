@@ -1,0 +1,57 @@
+"""What backward keeps of one Transformer layer: the published formula beside ours, with the difference named term by term.
+
+Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", sections 4 and 5, count bytes of a GPT layer with
+16-bit numbers, s tokens, b rows, width h, a heads, t ranks of tp:
+
+    none            s b h (34 + 5 a s / h)              tp          s b h (10 + 24/t + 5 a s / (h t))
+    tp with sp      s b h / t (34 + 5 a s / h)          with selective recomputation    the same without 5 a s / h
+    full            2 s b h
+
+Ours, of the same layer, has
+
+    no 5 a s / h                attention keeps no pairs of tokens: blocks are computed again (`nn/blocks.py`), so selective
+                                recomputation saves only what the core makes of them
+    2 s b h less                dropout's masks are functions of the index, and not kept
+    with sp, 4 s b h (1 - 1/t) more     the gathered input of either half is kept, where theirs is gathered again in backward
+    small terms                 one number a token and head (lse), one or two a token and norm (scale), places of the keys
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from refpar.config import Layout, Model
+from refpar.plan.activations import Spot, elements, kept
+
+NUMBER = 2              # bytes of a 16-bit number
+SMALL = ("lse", "scale", "document", "position", "index")
+
+
+class Compared(NamedTuple):
+    """Bytes of one layer on one rank: as published, ours by its points, and by the terms above; and the small terms, in elements."""
+    published: float
+    ours: float
+    by_terms: float
+    small: int
+
+
+def compared(model: Model, layout: Layout, tokens: int, rows: int = 1) -> Compared:
+    """Attention and MLP of a GPT whose heads are all its own (kv_heads = heads, heads * head_width = width, ffn = 4 width)."""
+    s, b, h, a, t = tokens, rows, model.width, model.heads, layout.tp
+    sbh, pairs = s * b * h, 5 * a * s / h
+    if layout.recompute == "full":
+        published = 2 * sbh * 2 / (t if layout.sp else 1)               # the inputs of the two halves: one layer here has two
+    elif layout.sp:
+        published = sbh / t * (34 + pairs)
+    else:
+        published = sbh * (10 + 24 / t + pairs / t)
+    selective = layout.recompute == "selective"
+    spot = Spot(model, layout, 0, 0, rows, tokens)
+    points = [(point, shape, kind) for kind in ("attention", "mlp") for point, shape in kept(model, kind, layout).items()]
+    sizes = {(kind, point): elements(spot, kind, shape) for point, shape, kind in points}
+    small = sum(size for (_, point), size in sizes.items() if point.endswith(SMALL))
+    ours = NUMBER * (sum(sizes.values()) - small)
+    by_terms = published
+    if layout.recompute != "full":
+        by_terms -= sbh * pairs / t + (2 * sbh / t if layout.sp else 2 * sbh)
+        by_terms += 4 * sbh * (1 - 1 / t) if layout.sp else 0
+    return Compared(published - (sbh * pairs / t if selective else 0), ours, by_terms, small)
