@@ -68,20 +68,18 @@ def layouts(draw, most_ranks: int) -> Layout:
     def size(*sizes):
         return 2 if every else draw(st.sampled_from([size for size in sizes if size <= most_ranks // taken] or [1]))
     every = most_ranks >= 16 and draw(st.integers(0, 9)) == 0           # all four axes at once
-    taken = 1
-    tp = size(1, 1, 2, 3, 4, 5, 8)
-    taken *= tp
-    cp = size(1, 1, 2, 3, 4)
-    taken *= cp
-    pp = size(1, 1, 2, 3, 4)
-    taken *= pp
+    sizes, taken = {}, 1
+    for axis in draw(st.permutations(AXES)):                            # each may be the first, that has all ranks to choose from
+        sizes[axis] = size(*{"dp": (1, 1, 2, 3, 4, 5), "pp": (1, 1, 2, 3, 4), "cp": (1, 1, 2, 3, 4), "tp": (1, 1, 2, 3, 4, 5, 8)}[axis])
+        taken *= sizes[axis]
+    dp, pp, cp, tp = (sizes[axis] for axis in AXES)
     schedule = draw(st.sampled_from([
         name for name in PIPELINES if (name != "dualpipe" or pp % 2 == 0) and (name != "sliced" or cp == 1)])) if pp > 1 else "1f1b"
     sp = draw(st.booleans())
     return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
                   slices=draw(st.integers(0, 3)) if schedule == "sliced" else 0,
                   stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from(RECOMPUTE)),
-                  dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
+                  dp=dp, cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),
                   tp_ring=sp and draw(st.booleans()), node=draw(st.sampled_from((0, 0, 2))))
 

@@ -9,7 +9,7 @@ from test_pipeline import MODELS, batch_of
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
 from refpar.config import Layout, Training
-from refpar.contrast.pipedream import Asynchronous, delayed
+from refpar.contrast.pipedream import Asynchronous, delayed, two_buffered
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
@@ -17,6 +17,7 @@ from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import assert_equal, leaves
 from refpar.parallel.stages import on_rank, stage, stage_layers
 from refpar.schedules.generate import generate
+from refpar.schedules.model import part_of_model
 from refpar.schedules.post_validation import post_validated
 from refpar.train import State, rate_of
 
@@ -53,6 +54,31 @@ def test_pipedream_is_delayed_gradients_and_not_the_synchronous_run(ranks):
         params = {layer: {name: w - 0.1 * grads[layer][name] for name, w in group.items()} for layer, group in params.items()}
     apart = max(float(np.abs(w - found[name]).max()) for name, w in leaves(params))
     assert apart < 1e-12 if ranks == 1 else apart > 1e-6
+
+
+def two_versions(wire, steps):
+    """2BW on the stages of a 1F1B pipeline: this rank's weights after each step."""
+    mesh = Mesh(Layout(pp=wire.size), wire)
+    chain, work = part_of_model(MODEL, mesh, Training(rows=2 * MICROS, sequence=6, micro_batches=MICROS, dtype="float64"))
+    params = initial(MODEL, chain, 0, np.float64, rough=True)
+    pieces = [batch._replace(whole=batch) for batch in batches()]
+    return two_buffered(lambda weights, step: work(chain, weights, pieces, 20)[1], params, steps, 0.1)
+
+
+def test_2bw_is_one_step_of_delay():
+    chain, whole = build(MODEL), batch_of(MODEL, 2 * MICROS, 6)
+    params = initial(MODEL, chain, 0, np.float64, rough=True)
+
+    def descent(weights, at):
+        _, grads = loss_and_gradients(chain, at, whole, 20)
+        return {layer: {name: w - 0.1 * grads[layer][name] for name, w in group.items()} for layer, group in weights.items()}
+    first = descent(params, params)
+    third = descent(descent(first, params), first)              # w2 = w1 - g(w0), w3 = w2 - g(w1)
+    synchronous = descent(descent(first, first), descent(first, first))
+    found = {name: w for told in ThreadWorld().run(two_versions, 3, 3) for name, w in leaves(told[2])}
+    for name, w in leaves(third):
+        assert_equal(found[name], w, n=12 * MODEL.vocab * MICROS, scale=max(1, np.abs(w).max()), name=name)
+    assert max(float(np.abs(w - found[name]).max()) for name, w in leaves(synchronous)) > 1e-6
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -15,7 +15,7 @@ from refpar.oracle.properties import sharded_equals_single
 
 
 def test_sharded_equals_single(world):
-    check(world, sharded_equals_single, situations(most_ranks=16 if world.kind == "threads" else 4), examples=80)
+    check(world, sharded_equals_single, situations(most_ranks=16 if world.kind == "threads" else 4), examples=40)
 
 
 def counts(situation, step=0):

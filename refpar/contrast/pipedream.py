@@ -45,6 +45,19 @@ class Asynchronous(Pipeline):
         self.params = descended(self.params, grads, self.rate)
 
 
+def two_buffered(gradients_of, params: dict, steps: int, rate: float) -> list[dict]:
+    """PipeDream-2BW: gradients of a whole step are taken with the weights before the last update, so that two versions are enough.
+
+    gradients_of(params, step) -> gradients, by any pipeline or none.  -> the weights after each step:
+    w[t+1] = w[t] - rate g(w[t-1]), and g(w[0]) in the first.  Narayanan et al. 2021, "Memory-efficient pipeline-parallel DNN training".
+    """
+    older, newest, told = params, params, []
+    for step in range(steps):
+        older, newest = newest, descended(newest, gradients_of(older, step), rate)
+        told.append(newest)
+    return told
+
+
 def delayed(chain: Chain, params: dict, batches: list, counts: int, stages: int, rate: float) -> dict:
     """The judge: the weights after all micro-batches, each stage's as `max(0, i - (p-1-s))` updates had made them when i came.
 

@@ -16,6 +16,7 @@ def run(model: Model = LLAMA, **layout) -> Situation:
     return Situation(model, Layout(**layout), replace(PROOF, rows=5, sequence=9, micro_batches=3), 0, (5, 16), (0.0, 0.4))
 
 
+LONG = Situation(LLAMA, Layout(pp=2, schedule="interleaved"), replace(PROOF, steps=1, rows=24, sequence=64, micro_batches=4))   # messages
 MASTER, RUNNER, PLACEMENT = "sharded_equals_single", "refpar.parallel.pipeline:Pipeline", "refpar.parallel.placement"
 
 PIPELINES = (
@@ -29,6 +30,11 @@ PIPELINES = (
           "first and last stage hold a copy of the tied table, and the gradients of the copies are not summed",
           "refpar.parallel.stages:holders", "found[owner] |= of_layer[layer]", "found[owner] |= set()",
           run(TIED, pp=2), run(pp=2), MASTER),
+    Fault("buffer-sent-again", "NVIDIA/Megatron-LM#4047",
+          "one buffer is used for all sends, and filled again before the last one has left",
+          f"{RUNNER}.give", "request = self.pp.isend(np.ascontiguousarray(y), rank, self.tag(made))",
+          "buffer = self.__dict__.setdefault('buffer', np.empty_like(y))\n        buffer[...] = y\n"
+          "        request = self.pp.isend(buffer, rank, self.tag(made))", LONG, run(dp=2), MASTER),
     Fault("norm-counts-copies", "NVIDIA-NeMo/RL#3788",
           "squares of parameters that every rank holds are summed over ranks as if they were shards",
           f"{PLACEMENT}:is_first", "return all(here[axis] == index for axis, index in first.items())", "return True",
