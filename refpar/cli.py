@@ -109,7 +109,7 @@ OPTIONS: dict[str, Option] = {
     "virtual-stages": Option(whole(1), "N", "stages of each rank, of the schedule interleaved (default: 2)"),
     "slices": Option(whole(1), "N", "into which the schedule sliced cuts each row (default: 2)"),
     "by-cost": Option(None, "", "stages of equal cost; without it, of as many layers"),
-    "recompute": Option(one_of(*RECOMPUTE), "WHAT", f"what backward computes again: {', '.join(RECOMPUTE)} (default: none)"),
+    "recompute": Option(filled, "WHAT", f"what backward computes again: {', '.join(RECOMPUTE)} (default: none), or layers: mlp+mamba1"),
     "steps": Option(whole(1), "N", "training steps"),
     "rows": Option(whole(1), "N", "sequences of one step, over all ranks"),
     "sequence": Option(whole(1), "N", "tokens of a row"),
@@ -171,7 +171,7 @@ COMMANDS: dict[str, Command] = {
         {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer; "
                  "volumes: what a layer sends as the sequence grows; schedule: a pipeline's, with its bubble",
          "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
-        ("model", "mesh", "order", *FILLINGS, "micro-batches", "size", "algorithm", "plot", "json"),
+        ("model", "mesh", "order", *FILLINGS, "micro-batches", "size", "algorithm", "plot", "trace", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
          "python -m refpar show messages attention --mesh tp=2 --sp",

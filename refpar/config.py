@@ -242,7 +242,7 @@ class Layout:
     virtual_stages: int = 0             # of each rank, where the schedule has a choice; 0: as it likes
     slices: int = 0                     # of the sequence, of the schedule sliced; 0: as it likes
     stages_by_cost: bool = False        # stages of equal cost, not of as many layers
-    recompute: str = "none"             # what backward computes again
+    recompute: str = "none"             # what backward computes again; or the kinds of layers that are, such as mlp+mamba1
 
     def __post_init__(self):
         for axis in AXES:
@@ -253,7 +253,8 @@ class Layout:
         _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
         _require(self.cp_mamba in CP_MAMBA, f"mesh: cp-mamba {self.cp_mamba!r} must be {' or '.join(CP_MAMBA)}")
         _require(self.schedule in SCHEDULES, f"mesh: schedule {self.schedule!r} must be {' or '.join(SCHEDULES)}")
-        _require(self.recompute in RECOMPUTE, f"mesh: recompute {self.recompute!r} must be {' or '.join(RECOMPUTE)}")
+        _require(self.recompute in RECOMPUTE or set(self.recompute.split("+")) <= {"attention", "mlp", "mamba1", "mamba2"},
+                 f"mesh: recompute {self.recompute!r} must be {' or '.join(RECOMPUTE)}, or kinds of layers, such as mlp+mamba1")
         for name in ("virtual_stages", "slices"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
@@ -262,6 +263,10 @@ class Layout:
         _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
         _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")
+
+    def computes_again(self, kind: str) -> bool:
+        """Is a whole layer of this kind computed again in backward?"""
+        return self.recompute == "full" or kind in self.recompute.split("+")
 
     @property
     def ranks(self) -> int:

@@ -78,7 +78,7 @@ def layouts(draw, most_ranks: int) -> Layout:
     sp = draw(st.booleans())
     return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
                   slices=draw(st.integers(0, 3)) if schedule == "sliced" else 0,
-                  stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from(RECOMPUTE)),
+                  stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from((*RECOMPUTE, "mlp+mamba2", "attention+mamba1"))),
                   dp=dp, cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),
                   tp_ring=sp and draw(st.booleans()), node=draw(st.sampled_from((0, 0, 2))))

@@ -48,7 +48,7 @@ REFUSED = [
     ("train --mesh pp=2 --schedule gpipe --virtual-stages 2", "schedule gpipe: 2 virtual stages were asked for, and it has 1"),
     ("train --mesh pp=2,cp=2 --schedule sliced", "cp=2 cuts the sequence, and so does schedule sliced"),
     ("train --mesh pp=2 --schedule fifo", "must be 1f1b"),
-    ("train --mesh tp=2 --recompute some", "must be none"),
+    ("train --mesh tp=2 --recompute some", "must be none or selective or full, or kinds of layers"),
     ("train --mesh tp=2 --tp-ring", "tp-ring is a form of sequence parallelism, and needs sp"),
     ("train --mesh cp=2 --cp rings", "must be ring"),
     ("train --model llama,padded_vocab=9", "padded_vocab=9 must be at least vocab=256"),

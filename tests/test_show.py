@@ -228,3 +228,13 @@ def test_a_picture_needs_its_extra_or_is_written(tmp_path, capsys):
         assert "<svg" in (tmp_path / "x.svg").read_text()
     else:
         assert status == 2 and "--plot needs matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_schedule_s_trace_is_of_the_real_program(tmp_path, capsys):
+    """Its last event ends with the makespan that is drawn, a second a unit."""
+    path = tmp_path / "trace.json"
+    assert cli.main(["show", "schedule", "--mesh", "pp=3", "--micro-batches", "4", "--trace", str(path)]) == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    ends = max(event["ts"] + event.get("dur", 0) for event in events)
+    assert f"makespan {ends / 1e6:g}:" in capsys.readouterr().out
+    assert {event[key] for event in events for key in ("pid", "tid")} >= {0, 1, 2}

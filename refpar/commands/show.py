@@ -6,6 +6,7 @@ from typing import Callable, NamedTuple
 
 from refpar.cli import layout_of
 from refpar.named import parse_model
+from refpar.trace import writable
 
 
 class Job(NamedTuple):
@@ -95,6 +96,9 @@ def schedule(args):
     from refpar.show import schedule
     layout = layout_of(args, args.mesh or "pp=4")
     made = schedule_of(layout, args.micro_batches or 2 * layout.pp)
+    if args.trace:
+        from refpar.show import clocked
+        clocked.record(layout, made.micros, writable(args.trace))
     if args.plot:
         from refpar.show import picture
         picture.save(simulate(made), args.plot)

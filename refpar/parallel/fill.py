@@ -22,17 +22,15 @@ from refpar.parallel.tensor import norm_groups, sequence, share_of_tokens, tenso
 from refpar.parallel.ulysses import context_core
 from refpar.parallel.vocabulary import cross_entropy
 
-
 STATE = ("mamba1", "mamba2")
 
 
 def model(config: Model, mesh, seed: int = 0, around: Callable = lambda fill: fill) -> Chain:
     """The model's chain as this rank of the mesh runs it.  `seed` is that of dropout; `around(fill) -> fill` may watch the seams."""
     chain = build(config, seed, around(sharded(config, mesh, seed)))._replace(loss=cross_entropy(config, mesh.axis("tp")))
-    if mesh.layout.recompute == "full":
-        again = [(name, recomputed(layer) if name.partition(".")[2] in config.pattern else layer) for name, layer in chain.layers]
-        chain = chain._replace(layers=tuple(again))
-    return chain
+    again = {kind for kind in config.pattern if mesh.layout.computes_again(kind)}
+    layers = ((name, recomputed(layer) if name.partition(".")[2] in again else layer) for name, layer in chain.layers)
+    return chain._replace(layers=tuple(layers))
 
 
 def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
@@ -69,8 +67,4 @@ def sharded(config: Model, mesh, seed: int = 0) -> Callable[[str, str], Seams]:
 
 def tokens_here(mesh) -> Callable:
     """The batch of those tokens that this rank has outside the layers."""
-    return share_of_tokens(mesh.axis("tp")) if mesh.layout.sp else _all
-
-
-def _all(batch):
-    return batch
+    return share_of_tokens(mesh.axis("tp")) if mesh.layout.sp else lambda batch: batch

@@ -138,7 +138,7 @@ RECOMPUTED_CORE = {"inner.core.q": "B S HE/tp", "inner.core.k": "B S KE/tp", "in
 
 def again(model: Model, layout: Layout, kind: str) -> str | None:
     """What of a layer of this kind backward computes again: the layer, its core, or nothing."""
-    if layout.recompute == "full" and kind in model.pattern:
+    if layout.computes_again(kind) and kind in model.pattern:
         return "layer"
     return "core" if layout.recompute == "selective" and kind == "attention" and not model.cut else None
 
