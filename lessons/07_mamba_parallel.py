@@ -151,8 +151,8 @@ def projections(page: lesson.Page):
 
 def reductions(page: lesson.Page):
     p, found = page.ranks, []
-    page.say("", "3. Reductions of a layer over tp, down and up, and bytes sent by rank 0, of 64 tokens.  Mamba-1 makes dt, B and C",
-             "   of all channels: one sum more.  Mamba-2 makes them of the layer's input.  A shared group has a small one, for the norm:")
+    page.say("", "3. Reductions of a layer over tp, down and up, and bytes sent by rank 0, of 64 tokens.  Mamba-1 makes dt, B and",
+             "   C of all channels: one sum more.  Mamba-2 makes them of the layer's input; a shared group has a small one for its norm:")
     for what, config, kind in (("mamba1", MAMBA1, "mamba1"), ("mamba2, 8 groups", replace(MAMBA2, groups=8), "mamba2"),
                                ("mamba2, 1 group", replace(MAMBA2, groups=1), "mamba2")):
         told = page.run(one_layer, config, kind, Layout(tp=p), 64)
@@ -165,8 +165,8 @@ def reductions(page: lesson.Page):
 
 
 def halo(page: lesson.Page):
-    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank sees comes from",
-             "   several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
+    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank sees comes",
+             "   from several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
     told = [one for one, _ in page.run(conv_of_few)]
     for rank, (seen, mine, dx) in enumerate(told):
         mine, seen, dx = (str(array.astype(int).tolist()) for array in (mine, seen, dx))
@@ -181,7 +181,7 @@ def halo(page: lesson.Page):
 
 def over_cp(page: lesson.Page):
     p = page.ranks
-    page.say("", f"5. Bytes that rank 0 sends over cp for a layer, down and up, of 64 tokens, and of {FEW}; each rank's are as promised:")
+    page.say("", f"5. Bytes that rank 0 sends over cp for a layer, down and up, of 64 tokens, and of {FEW}, as promised:")
     cases = [(way, MAMBA2, way, "ring") for way in (*state.CARRIES, "heads")]
     cases += [(f"{way}, zig-zag", HYBRID, way, "zigzag") for way in ("gather", "heads")]
     for what, config, way, order in cases:
@@ -191,7 +191,7 @@ def over_cp(page: lesson.Page):
         page.check(right and right_too, f"{what:<16} {long:>9,} {short:>9,}")
         if what == "scan":
             page.show(told[FEW], lambda array: f"{array.nbytes} bytes of summaries")
-    page.say("   A hybrid's stream has attention's order: to hand on states, tokens are led to runs and back; by heads they are not.")
+    page.say("   A hybrid's stream has attention's order: to hand on states, tokens are led to runs and back; not so by heads.")
 
 
 def time_of_carries(page: lesson.Page):
