@@ -137,7 +137,7 @@ def hiding(page: lesson.Page):
     page.say("", "4. A hop is posted before the block at hand is computed, and hides behind it; in zig-zag, on 4 ranks, if",
              "     2 (S/c)^2 H E / speed >= 2 (S/c) K E bytes / bandwidth",
              f"   so from S/c = K bytes speed / (H bandwidth) tokens on, here {SHORT}:")
-    for run in (SHORT // 2, SHORT, 2 * SHORT):
+    for run in (SHORT // 2, SHORT, SHORT * 3 // 2):
         clock = ClockWorld(everywhere(Link(beta=Fraction(1, BANDWIDTH))), peak(SPEED))
         clock.run(forward, 4, "zigzag", 4 * run)
         block, hop = 2 * run**2 * HEADS * WIDTH / SPEED, 2 * run * KEYS * WIDTH * 8 / BANDWIDTH

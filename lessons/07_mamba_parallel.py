@@ -64,14 +64,15 @@ def one_layer(wire, config, kind: str, layout: Layout, length: int):
     """The first layer of a kind, down and up: its books of both, and the bytes that the formula promises this rank."""
     mesh = Mesh(layout, wire)
     chain = fill.model(config, mesh)
-    params = initial(config, chain, 0, np.float64, cut=lambda name, dims: cut(config, dims, mesh), rough=True)
     name, layer = next((name, layer) for name, layer in chain.layers if name.endswith(kind))
+    alone = chain._replace(layers=((name, layer),))
+    w = initial(config, alone, 0, np.float64, cut=lambda name, dims: cut(config, dims, mesh), rough=True)[name]
     batch = part_of(packed([0], 1, length, 9, (10_000,)), way_of(config, layout), mesh.axis("cp"))
     x = np.ones((*fill.tokens_here(mesh)(batch).tokens.shape, config.width))
     with watch.watching(Calls()) as down:
-        y, after, saved = layer.forward(x, params[name], batch, layer.start(params[name], batch))
+        y, after, saved = layer.forward(x, w, batch, layer.start(w, batch))
     with watch.watching(Calls()) as up:
-        layer.backward(y, zeros_like(after), saved, params[name], batch)
+        layer.backward(y, zeros_like(after), saved, w, batch)
     return down, up, promised(mesh, config, kind, length)
 
 
@@ -198,7 +199,7 @@ def time_of_carries(page: lesson.Page):
     page.say("", "6. Virtual time to hand one summary on, and what lies behind the rows to all, where its message takes 1:",
              f"  {'ranks':>7}" + "".join(f"{way:>9}" for way in state.CARRIES))
     right = []
-    for ranks in (2, 4, 8, 16, 32):
+    for ranks in (2, 4, 8, 16):
         times = []
         for way in state.CARRIES:
             clock = ClockWorld(everywhere(Link(beta=Fraction(1, 65 * 8))))
@@ -219,14 +220,14 @@ def comparison(page: lesson.Page):
     page.say("", f"7. Transformer against Mamba: bytes that rank 0 of {p} sends for one layer, down and up, as the sequence grows:",
              f"  {'tokens':>8}   {'attention:':<42}mamba2:", f"  {'':>8}" + "".join(f"{way.strip():>14}" for way in ways))
     right = True
-    for length in (64, 256, 1024):
+    for length in (64, 256):
         row = [bytes_of(page, page.run(one_layer, *way, length)) for way in ways.values()]
         right &= all(as_promised for _, as_promised in row)
         page.say(f"  {length:>8}" + "".join(f"{sent:>14,}" for sent, _ in row))
-    for length in (16_384, 262_144):
+    for length in (1024, 16_384, 262_144):
         row = [promised(traffic.mesh_of(layout, 0), config, kind, length) for config, kind, layout in ways.values()]
         page.say(f"  {length:>8}" + "".join(f"{sent:>14,}" for sent in row))
-    page.check(right, "up to 1024 tokens counted, and on every rank as the formula says; beyond, the formula")
+    page.check(right, "up to 256 tokens counted, and on every rank as the formula says; beyond, the formula")
     page.say("   A state is as large after a million tokens as after one: it is all that a token may know of those before it.")
 
 
