@@ -57,7 +57,8 @@ def picture() -> str:
                     f'<path d="M0 0L6 3L0 6z" fill="{colour}"/></marker>' for kind, colour in (("sum", "#3f7fbf"), ("all", "#aaa")))
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {x} {height}" font-family="sans-serif">',
                       "<style>text{fill:#222;font-size:12px} .title{font-size:14px} .rank{stroke:#ddd;fill:none}",
-                      ".sum{stroke:#3f7fbf;stroke-width:1.5;fill:none} .all{stroke:#aaa;fill:none}</style>", f"<defs>{heads}</defs>",
+                      ".sum{stroke:#3f7fbf;stroke-width:1.5;fill:none} .all{stroke:#aaa;fill:none}</style>",
+                      f"<defs>{heads}</defs>",
                       f'<rect width="{x}" height="{height}" fill="#fff"/>', *panels, "</svg>"])
 
 

@@ -153,7 +153,7 @@ def projections(page: lesson.Page):
 def reductions(page: lesson.Page):
     p, found = page.ranks, []
     page.say("", "3. Reductions of a layer over tp, down and up, and bytes sent by rank 0, of 64 tokens.  Mamba-1 makes dt, B and",
-             "   C of all channels: one sum more.  Mamba-2 makes them of the layer's input; a shared group has a small one for its norm:")
+             "   C of all channels: one sum more.  Mamba-2 makes them of the layer's input; a shared group has a small one:")
     for what, config, kind in (("mamba1", MAMBA1, "mamba1"), ("mamba2, 8 groups", replace(MAMBA2, groups=8), "mamba2"),
                                ("mamba2, 1 group", replace(MAMBA2, groups=1), "mamba2")):
         told = page.run(one_layer, config, kind, Layout(tp=p), 64)
@@ -166,8 +166,8 @@ def reductions(page: lesson.Page):
 
 
 def halo(page: lesson.Page):
-    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank sees comes",
-             "   from several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
+    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank sees",
+             "   comes from several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
     told = [one for one, _ in page.run(conv_of_few)]
     for rank, (seen, mine, dx) in enumerate(told):
         mine, seen, dx = (str(array.astype(int).tolist()) for array in (mine, seen, dx))
