@@ -166,8 +166,8 @@ def reductions(page: lesson.Page):
 
 
 def halo(page: lesson.Page):
-    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank sees",
-             "   comes from several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
+    page.say("", f"4. Over cp: a conv of {TAPS} taps, all of them 1, on {FEW} tokens, whose inputs are 1 to {FEW}.  What a rank",
+             "   sees comes from several before it, and the gradient of an input is how many outputs see it, on whatever rank:")
     told = [one for one, _ in page.run(conv_of_few)]
     for rank, (seen, mine, dx) in enumerate(told):
         mine, seen, dx = (str(array.astype(int).tolist()) for array in (mine, seen, dx))
