@@ -27,7 +27,7 @@ from refpar.nn.init import initial
 from refpar.parallel import fill
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
-from refpar.parallel.reshard import holders, reshard
+from refpar.parallel.reshard import Place, holders, reshard
 from refpar.progress import Log
 from refpar.train import State, rate_of, train_step
 
@@ -111,7 +111,7 @@ def moved(plan: Plan, state: State, before: Layout, after: Layout, wire) -> Stat
 
 def moved_arrays(plan: Plan, arrays: dict, before: Layout, after: Layout, wire) -> dict:
     """The same of parameters, or of one of their moments."""
-    return reshard(arrays, plan.model, plan.dims(), before, after, wire, plan.training.dtype)
+    return reshard(arrays, plan.model, plan.dims(), Place(before), Place(after), wire, plan.training.dtype)
 
 
 def fit(wire, plan: Plan, start: Start, told: Callable[[int, float, int], None]) -> Ending:
@@ -197,7 +197,7 @@ def replica_apart(mesh, plan: Plan, state: State) -> str | None:
     world = Axis.world(mesh.wire)
     found = all_gather(np.frombuffer(mine, np.uint8).reshape(1, len(names), DIGEST), world, 0, [1] * world.size)
     for place, (kind, layer, p, text) in enumerate(names):
-        for first, *others in holders(plan.model, layer, text, mesh.layout).values():
+        for first, *others in holders(plan.model, (layer, p), text, Place(mesh.layout)).values():
             for rank in others:
                 if (found[rank, place] != found[first, place]).any():
                     return f"{kind}/{layer}.{p} of rank {rank} is not bitwise that of rank {first}, which holds the same part"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from refpar.config import AXES, Layout, Model, Training
+from refpar.config import AXES, CP_ATTENTION, CP_MAMBA, Layout, Model, Training
 from refpar.oracle.situation import Situation
 
 PATTERNS = (("attention", "mlp"), ("mamba2",), ("mamba1",), ("attention", "mlp", "mamba2"), ("mamba2", "mamba1", "mlp"),
@@ -61,11 +61,18 @@ def ssm_variants(draw, head_width: int, heads: int) -> dict:
 
 @st.composite
 def layouts(draw, most_ranks: int) -> Layout:
-    """Data and tensor parallelism, alone and together, with and without sequence parallelism."""
-    tp = draw(st.sampled_from([size for size in (1, 1, 2, 3, 4, 5, 8) if size <= most_ranks]))
-    dp = draw(st.integers(1, max(1, most_ranks // tp)))
-    return Layout(dp=dp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=draw(st.booleans()),
-                  node=draw(st.sampled_from((0, 0, 2))))
+    """Data, context and tensor parallelism, alone and together, with every option."""
+    def size(*sizes):
+        return draw(st.sampled_from([size for size in sizes if size <= most_ranks // taken] or [1]))
+    taken = 1
+    tp = size(1, 1, 2, 3, 4, 5, 8)
+    taken *= tp
+    cp = size(1, 1, 2, 3, 4)
+    taken *= cp
+    sp = draw(st.booleans())
+    return Layout(dp=size(1, 1, 2, 3, 4, 5), cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
+                  cp_attention=draw(st.sampled_from(CP_ATTENTION)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),
+                  tp_ring=sp and draw(st.booleans()), node=draw(st.sampled_from((0, 0, 2))))
 
 
 @st.composite

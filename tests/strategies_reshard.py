@@ -7,12 +7,15 @@ from refpar.oracle.properties_reshard import ReshardSituation
 
 
 @st.composite
-def layouts(draw, most_ranks: int) -> Layout:
-    """Any mesh of dp, cp and tp, in any order of axes: often with more tp ranks than a model has heads or groups."""
+def layouts(draw, most_ranks: int, most_stages: int) -> Layout:
+    """Any mesh, in any order of axes: often with more tp ranks than a model has heads or groups."""
     tp = draw(st.integers(1, most_ranks))
-    dp = draw(st.integers(1, most_ranks // tp))
-    return Layout(dp=dp, cp=draw(st.integers(1, most_ranks // (tp * dp))), tp=tp, order=tuple(draw(st.permutations(AXES))))
+    pp = draw(st.integers(1, min(most_stages, most_ranks // tp)))
+    dp = draw(st.integers(1, most_ranks // (tp * pp)))
+    return Layout(dp=dp, pp=pp, cp=draw(st.integers(1, most_ranks // (tp * pp * dp))), tp=tp, order=tuple(draw(st.permutations(AXES))))
 
 
-def situations(most_ranks: int = 6) -> st.SearchStrategy[ReshardSituation]:
-    return st.builds(ReshardSituation, models(), layouts(most_ranks), layouts(most_ranks), st.sampled_from(("float64", "float32")))
+def situations(most_ranks: int = 6, most_stages: int = 4) -> st.SearchStrategy[ReshardSituation]:
+    """most_stages: of a pipeline."""
+    drawn = layouts(most_ranks, most_stages)
+    return st.builds(ReshardSituation, models(), drawn, drawn, st.sampled_from(("float64", "float32")))

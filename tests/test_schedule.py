@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from refpar.parallel.check import Rule, check, in_flight
+from refpar.schedules.check import Rule, check, in_flight
 from refpar.parallel.schedule import Op, Schedule
 from refpar.plan.bubble import FORMULAS, Sizes, Times, bubble
 from refpar.schedules.generate import GENERATORS, generate

@@ -175,6 +175,7 @@ def test_bytes_of_a_layer(capsys):
     assert [row["bytes"] for row in plain] == [[whole, whole]] * 2 and [row["bytes"] for row in cut] == [[whole // 2, whole // 2]] * 4
     sums = [row["calls"] for row in layers.describe(PRESETS["mamba1-tiny"], Layout(tp=2), "mamba1")["sent"]]
     assert sums == [2, 2]
+    assert "forward: nothing is sent" in shown(capsys, "messages", "mlp", "--mesh", "dp=2")
     out = shown(capsys, "messages", "attention", "--sp")
     assert "attention on mesh tp=2, sp" in out and max(map(len, out.splitlines())) <= 100
     assert "  forward   tp    all_gather               1           1            16,384\n" in out

@@ -85,8 +85,9 @@ def test_an_interrupted_run_goes_on_bitwise(folder, monkeypatch, model, mesh):
     assert [line["step"] for line in log(folder / "broken", "begin")] == [0, 4]
 
 
-MESHES = [(TINY, ["--mesh", "dp=2,tp=3"]), (MAMBA, ["--mesh", "tp=3", "--sp"]),
-          (GPT2, ["--mesh", "tp=2,dp=2", "--sp", "--order", "tp,dp,cp,pp"])]
+MESHES = [(TINY, ["--mesh", "dp=2,tp=3"]), (TINY, ["--mesh", "cp=2,tp=2", "--cp", "zigzag", "--sp"]),
+          (MAMBA, ["--mesh", "tp=3", "--sp"]), (MAMBA, ["--mesh", "cp=3,tp=2", "--cp-mamba", "scan"]),
+          (GPT2, ["--mesh", "tp=2,dp=2", "--sp", "--order", "tp,dp,cp,pp"]), (GPT2, ["--mesh", "dp=2,cp=4", "--cp", "striped"])]
 PLAIN = [*SMALL, "--steps", "5", "--optimizer", "sgd", "--rate", "0.5", "--clip", "0.1", "--dtype", "float64"]      # the plain bound
 
 
@@ -107,7 +108,7 @@ def assert_equal_runs(a: Path, b: Path):
         assert_equal(np.float64(loss), np.float64(losses[1][step]), 5 * 40, name=f"the loss of step {step}")
 
 
-@pytest.mark.parametrize("model, mesh", MESHES, ids=["llama", "mamba2", "gpt2"])
+@pytest.mark.parametrize("model, mesh", MESHES)
 def test_a_run_may_go_on_with_another_mesh(folder, monkeypatch, model, mesh):
     """Saved on one rank, resumed on a mesh; saved on the mesh, resumed on one rank."""
     words = ["train", "--model", f"{model},dropout=0.1", *PLAIN, "--out"]
@@ -185,7 +186,7 @@ def test_held_out_loss_is_the_same_on_any_mesh(folder, model):
     def program(wire, layout):
         mesh = Mesh(layout, wire)
         return fit.held_out_loss(mesh, plan, fit.fresh(plan, mesh).params)
-    layouts = (Layout(), Layout(dp=3), Layout(dp=20), Layout(tp=3), Layout(dp=2, tp=2, sp=True))
+    layouts = (Layout(), Layout(dp=3), Layout(dp=20), Layout(tp=3), Layout(dp=2, tp=2, sp=True), Layout(dp=2, cp=2), Layout(cp=3))
     found = [ThreadWorld().run(program, layout.ranks, layout) for layout in layouts]
     for loss in (loss for ranks in found for loss in ranks):
         assert_equal(np.float64(loss), np.float64(found[0][0]), plan.text.held_out.size)

@@ -45,7 +45,7 @@ def second(over: Pair) -> Pair:
         parts = [linear_forward(x, w[name])[0] for name in SECOND]
         edges = np.cumsum([part.shape[2] for part in parts])[:2]
         whole = over.forward(np.concatenate(parts, axis=2))                         # [B, S, R+2*N]
-        return [np.ascontiguousarray(part) for part in np.split(whole, edges, axis=2)], {"x": x}
+        return [part.copy() for part in np.split(whole, edges, axis=2)], {"x": x}
 
     def backward(dparts, saved, w):
         edges = np.cumsum([part.shape[2] for part in dparts])[:2]

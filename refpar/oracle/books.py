@@ -14,7 +14,7 @@ from refpar.oracle.run import Run, batches_of
 from refpar.oracle.situation import Situation
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
-from refpar.plan.activations import saved_elements
+from refpar.plan.activations import Spot, saved_elements
 
 
 class Book(NamedTuple):
@@ -73,14 +73,18 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     """What the formulas say of the rank."""
     model, layout, dtype = situation.model, situation.layout, np.dtype(situation.training.dtype)
     mesh, steps = traffic.mesh_of(layout, rank), steps_of(situation, rank)
-    params = {layer: {name: np.broadcast_to(dtype.type(0), [piece.stop - piece.start for piece in cut(model, text, mesh)])
-                      for name, text in group.items()} for layer, group in chain.dims().items()}      # shapes, and no memory
-    tp = mesh.coordinates()["tp"]
-    sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.tokens.shape for batch in batches],
+    params = shapes_of(model, chain, mesh, dtype)
+    sent = [one for batches in steps for one in traffic.step(model, mesh, chain, params, [batch.whole.tokens.shape for batch in batches],
                                                              dtype)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
-                max(saved_elements(model, layout, tp, *batch.tokens.shape) for batches in steps for batch in batches),
+                max(saved_elements(spot_of(situation, rank, batch)) for batches in steps for batch in batches),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
+
+
+def shapes_of(model, chain, mesh, dtype) -> dict:
+    """Arrays shaped like the rank's parameters, that take no memory."""
+    return {layer: {name: np.broadcast_to(dtype.type(0), [piece.stop - piece.start for piece in cut(model, text, mesh)])
+                    for name, text in group.items()} for layer, group in chain.dims().items()}
 
 
 def steps_of(situation: Situation, rank: int) -> list[list]:
@@ -91,16 +95,20 @@ def steps_of(situation: Situation, rank: int) -> list[list]:
 
 def work_of(situation: Situation, rank: int) -> flops.Work:
     """The rank's operations, by kind of layer and term, in all steps."""
-    layout = situation.layout
-    tp = traffic.mesh_of(layout, rank).coordinates()["tp"]
-    return flops.together([flops.work(situation.model, layout, tp, batch, situation.training.dtype)
+    return flops.added([flops.work(spot_of(situation, rank, batch), batch, situation.training.dtype)
                            for batches in steps_of(situation, rank) for batch in batches])
+
+
+def spot_of(situation: Situation, rank: int, batch) -> Spot:
+    """Where the rank stands, with one of its micro-batches."""
+    where = traffic.mesh_of(situation.layout, rank).coordinates()
+    return Spot(situation.model, situation.layout, where["tp"], where["cp"], *batch.whole.tokens.shape)
 
 
 def extra_work(situation: Situation, whole: int) -> dict[str, float]:
     """Term -> what all ranks together do beyond the single process, as a share of all that it does.  Below 0 where shorter pieces
     have less to do: chunks, blocks."""
-    ranks = flops.together([work_of(situation, rank) for rank in range(situation.layout.ranks)])
+    ranks = flops.added([work_of(situation, rank) for rank in range(situation.layout.ranks)])
     one = work_of(alone(situation), 0)
     return {term: (size - one[term]) / whole for term, size in ranks.items() if size != one[term]}
 

@@ -27,10 +27,10 @@ RUNS = between(Layout(tp=4), Layout(tp=2))
 RESHARDING = (
     Fault("total-of-copies", "sgl-project/sglang#19086",
           "the heads in all are taken to be the local ones times the ranks, though several ranks hold copies of one",
-          f"{ROOM}:held", "range(piece.start, piece.stop) for piece in part(model, dims, layout, coordinates(layout, rank))",
+          f"{ROOM}:held", "range(piece.start, piece.stop) for piece in part(model, dims, layout, where)",
           'range(at * (piece.stop - piece.start), (at + 1) * (piece.stop - piece.start)) for at, piece in zip('
-          '(coordinates(layout, rank)["tp"] if "/" in word else 0 for word in dims.split()), '
-          "part(model, dims, layout, coordinates(layout, rank)))", RUNS, EVEN, "reshard_is_cutting"),
+          '(where["tp"] if "/" in word else 0 for word in dims.split()), part(model, dims, layout, where))',
+          RUNS, EVEN, "reshard_is_cutting"),
     Fault("offsets-of-padded-parts", "deepspeedai/DeepSpeed#5105",
           "the offset of what arrives is counted as if every part were as long as mine: the padding of uneven parts is forgotten",
           f"{ROOM}:within", "slice(x.start - y.start, x.stop - y.start)",

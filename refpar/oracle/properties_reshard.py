@@ -21,7 +21,8 @@ from refpar.nn.build import build
 from refpar.nn.init import initial
 from refpar.oracle.properties_comm import require, require_same
 from refpar.parallel.placement import part
-from refpar.parallel.reshard import reshard
+from refpar.parallel.reshard import Place, reshard
+from refpar.parallel.stages import holders, stage_layers
 from refpar.plan import reshard as formula
 
 WHOLE = Layout()
@@ -41,9 +42,15 @@ class ReshardSituation:
         return max(self.before.ranks, self.after.ranks)
 
     @property
-    def legs(self) -> list[tuple[Layout, Layout]]:
+    def legs(self) -> list[tuple[Place, Place]]:
         """The journey."""
-        return [(WHOLE, self.before), (self.before, self.after), (self.after, self.before), (self.before, WHOLE)]
+        stops = [self.lies(layout) for layout in (WHOLE, self.before, self.after, self.before, WHOLE)]
+        return list(zip(stops, stops[1:]))
+
+    def lies(self, layout: Layout) -> Place:
+        """The layers in stages, one on each rank of pp; a tied table on the first and the last."""
+        chain = build(self.model)
+        return Place(layout, holders(chain, stage_layers(chain, layout.pp), tuple(range(layout.pp))))
 
 
 def tagged(model: Model, dims: dict, dtype) -> dict:
@@ -77,19 +84,21 @@ def reshard_is_cutting(world, situation: ReshardSituation):
     whole, size = tagged(model, dims, situation.dtype), np.dtype(situation.dtype).itemsize
     for rank, told in enumerate(world.run(journey, situation.ranks, situation)):
         for (before, after), (arrays, sent) in zip(situation.legs, told):
-            leg = f"{situation}, {before} to {after}, rank {rank}"
+            leg = f"{situation}, {before.layout} to {after.layout}, rank {rank}"
             require_parts(arrays, whole, model, dims, after, rank, leg)
             promised = formula.reshard(model, dims, before, after, rank).times(size)
             require(sent == promised[:2], f"{leg}: sent {sent}, and by the formula it is {promised[:2]}")
 
 
-def require_parts(arrays: dict, whole: dict, model: Model, dims: dict, layout: Layout, rank: int, what: str):
-    """A rank has its part of every parameter, bitwise, and none beyond the layout."""
+def require_parts(arrays: dict, whole: dict, model: Model, dims: dict, place: Place, rank: int, what: str):
+    """A rank has its part of every parameter of its stage, bitwise, and none beyond the layout."""
+    layout, stages = place
+    where = coordinates(layout, rank) if rank < layout.ranks else None
     for layer, group in dims.items():
-        require(arrays[layer].keys() == (group.keys() if rank < layout.ranks else set()), f"{what}: has {list(arrays[layer])}")
+        names = {name for name in group if where and where["pp"] in stages.get((layer, name), [where["pp"]])}
+        require(arrays[layer].keys() == names, f"{what}: has {list(arrays[layer])} of {layer}, and must have {sorted(names)}")
         for name, array in arrays[layer].items():
-            mine = part(model, group[name], layout, coordinates(layout, rank))
-            require_same(array, whole[layer][name][mine], f"{what}: {layer}.{name}")
+            require_same(array, whole[layer][name][part(model, group[name], layout, where)], f"{what}: {layer}.{name}")
 
 
 def plan_of(situation: ReshardSituation) -> Plan:
@@ -108,7 +117,7 @@ def fresh_is_cutting(world, situation: ReshardSituation):
     chain = build(model)
     whole = initial(model, chain, training.seed, np.dtype(training.dtype))
     for rank, state in enumerate(world.run(beginning, situation.after.ranks, situation, Start())):
-        require_parts(state.params, whole, model, chain.dims(), situation.after, rank, f"{situation}, rank {rank}, fresh")
+        require_parts(state.params, whole, model, chain.dims(), Place(situation.after), rank, f"{situation}, rank {rank}, fresh")
 
 
 def loading_is_cutting(world, situation: ReshardSituation):
@@ -123,4 +132,4 @@ def loading_is_cutting(world, situation: ReshardSituation):
     for rank, state in enumerate(states):
         require(state.step == 5, f"{situation}, rank {rank}: step {state.step} was loaded, and 5 was saved")
         for kind, whole in stores.items():
-            require_parts(getattr(state, kind), whole, model, dims, situation.after, rank, f"{situation}, rank {rank}, {kind}")
+            require_parts(getattr(state, kind), whole, model, dims, Place(situation.after), rank, f"{situation}, rank {rank}, {kind}")

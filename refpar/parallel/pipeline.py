@@ -1,8 +1,9 @@
 """The runner: obeys a pipeline schedule (law 11), whatever it is.
 
-For each step of its row a rank has posted the receives beforehand, one step ahead; it computes, starts to send, and waits for a send
-only after the next step, when its buffer is freed.  Forward hands y [B, S, D] to the next stage, backward its gradient to the one
-before; a stage on the same rank gets it in hand.  Tags name the op, so no order of messages between two ranks is presumed.
+For each slot of its row a rank has posted the receives beforehand, since the slot before that receives; it computes, starts to send,
+and waits for a send, which frees its buffer, only when the next of the same kind and stage is on its way: a schedule that was checked
+(`refpar/schedules/check.py`) hangs on no wire.  Forward hands y [B, S, D] to the next stage, backward its gradient to the one before; a
+stage on the same rank gets it in hand.  Tags name the op, so no order of messages between two ranks is presumed.
 
     F   down the stage: y, and what backward needs      B   up the stage: dx, and the products that W multiplies (law 1)
     W   the weight gradients of what B left             BW  both, an ordinary backward
@@ -59,21 +60,21 @@ class Pipeline:
     def __init__(self, schedule, stages: dict[int, Chain], params: dict, batches, count: int, pp, mine, dtype):
         self.schedule, self.stages, self.params, self.batches = schedule, stages, params, batches
         self.scale, self.pp, self.mine, self.dtype = 1.0 / max(count, 1), pp, mine, dtype
-        self.kept, self.products, self.posted, self.handed = {}, {}, {}, {}
+        self.kept, self.products, self.posted, self.handed, self.sent = {}, {}, {}, {}, {}
         self.after, self.dbefore = {}, {}
         self.loss, self.grads = 0.0, {}
 
     def run(self):
         """Obey the schedule."""
-        row, sent = self.schedule.rows[self.pp.index], []
-        self.expect(row[:1])
-        for number, step in enumerate(row):
-            self.expect(row[number + 1:number + 2])
-            sending = [request for op in step for request in self.give(op, self.work(op))]
-            for request in sent:
-                request.wait()
-            sent = sending
-        for request in sent:
+        row = self.schedule.rows[self.pp.index]
+        coming = (slot for slot in row if any(map(self.comes, slot)))
+        self.expect(next(coming, ()))
+        for slot in row:
+            if any(map(self.comes, slot)):
+                self.expect(next(coming, ()))
+            for op, made in [(op, self.work(op)) for op in slot]:
+                self.give(op, made)
+        for request in self.sent.values():
             request.wait()
         watch.held("gradient", self.grads)
         return self.loss, self.grads
@@ -91,16 +92,19 @@ class Pipeline:
         giver = self.schedule.giver(op)
         return None if giver is None else op._replace(stage=giver, kind=op.kind[0])
 
-    def expect(self, steps):
-        """Post the receives of the next step."""
-        for op in (op for step in steps for op in step):
+    def comes(self, op) -> bool:
+        """Does an op work on what another rank sends?"""
+        source = self.source(op)
+        return source is not None and self.schedule.places[source.stage] != self.pp.index
+
+    def expect(self, slot):
+        """Post the receives of a slot."""
+        for op in filter(self.comes, slot):
             source = self.source(op)
-            if source is not None and self.schedule.places[source.stage] != self.pp.index:
-                batch = self.mine(self.batches[op.micro][op.slice])
-                chain = self.stages[op.stage]
-                x = np.empty((*batch.tokens.shape, chain.model.width), self.dtype)
-                self.posted[source] = x, self.pp.irecv(x, self.schedule.places[source.stage], self.tag(source))
-                watch.held("received", [x for x, _ in self.posted.values()])
+            tokens = self.mine(self.batches[op.micro][op.slice]).tokens
+            x = np.empty((*tokens.shape, self.stages[op.stage].model.width), self.dtype)
+            self.posted[source] = x, self.pp.irecv(x, self.schedule.places[source.stage], self.tag(source))
+            watch.held("received", [x for x, _ in self.posted.values()])
 
     def take(self, op):
         """What an op works on; None at the pipeline's ends."""
@@ -112,15 +116,18 @@ class Pipeline:
         return self.handed.pop(source, None)
 
     def give(self, op, y):
-        """Start to send an op's output to the stage that takes it, or keep it in hand."""
+        """Send an op's output to the stage that takes it, or keep it in hand; at most one send of a kind and stage stays open."""
         taker, made = self.schedule.taker(op), op._replace(kind=op.kind[0])
         if taker is None:
             return
         rank = self.schedule.places[taker]
         if rank == self.pp.index:
             self.handed[made] = y
-        else:
-            yield self.pp.isend(np.ascontiguousarray(y), rank, self.tag(made))
+            return
+        request = self.pp.isend(np.ascontiguousarray(y), rank, self.tag(made))
+        if made[:2] in self.sent:
+            self.sent[made[:2]].wait()
+        self.sent[made[:2]] = request
 
     # -------------------------------------------------------------------------------------------------------- work
 
@@ -130,6 +137,7 @@ class Pipeline:
 
     def forward(self, op):
         """F."""
+        watch.op("F", 0)
         chain, batch, place = self.stages[op.stage], self.batches[op.micro][op.slice], op[1:]
         x = batch.tokens if self.schedule.giver(op) is None else self.take(op)
         before = start(chain, self.params, batch) if op.slice == 0 else self.after.pop(place[:2])
@@ -145,6 +153,7 @@ class Pipeline:
 
     def backward(self, op):
         """B."""
+        watch.op("B", 0)
         chain, batch, place = self.stages[op.stage], self.batches[op.micro][op.slice], op[1:]
         kept = self.kept.pop(place)
         dy = chain.loss.backward(self.scale, kept.loss) if self.schedule.giver(op) is None else self.take(op)
@@ -155,6 +164,7 @@ class Pipeline:
 
     def multiply(self, op):
         """W."""
+        watch.op("W", 0)
         for layer, group in gradients(self.stages[op.stage], self.products.pop(op[1:])).items():
             mine = self.grads.setdefault(layer, {})
             for name, grad in group.items():

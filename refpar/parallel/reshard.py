@@ -21,20 +21,31 @@ from refpar.config import Layout, Model
 from refpar.parallel.placement import part
 
 Box = tuple[range, ...]         # of a parameter: a range of each dim
+Name = tuple[str, str]          # of a parameter: its layer and its own
 
 
-def held(model: Model, layer: str, dims: str, layout: Layout, rank: int) -> Box | None:
-    """What a rank of the world holds of a layer's parameter; None where it has no place for it.  Only here is it decided who does."""
+class Place(NamedTuple):
+    """Where a model lies: a layout, and the indices of pp that hold a parameter where these are not all (`stages.holders`)."""
+    layout: Layout
+    stages: dict[Name, tuple[int, ...]] = {}
+
+
+def held(model: Model, name: Name, dims: str, place: Place, rank: int) -> Box | None:
+    """What a rank of the world holds of a parameter; None where it has none of it.  Only here is it decided who holds what."""
+    layout = place.layout
     if rank >= layout.ranks:
         return None
-    return tuple(range(piece.start, piece.stop) for piece in part(model, dims, layout, coordinates(layout, rank)))
+    where = coordinates(layout, rank)
+    if where["pp"] not in place.stages.get(name, range(layout.pp)):
+        return None
+    return tuple(range(piece.start, piece.stop) for piece in part(model, dims, layout, where))
 
 
-def holders(model: Model, layer: str, dims: str, layout: Layout) -> dict[Box, list[int]]:
+def holders(model: Model, name: Name, dims: str, place: Place) -> dict[Box, list[int]]:
     """Every block of a parameter, and the ranks that hold it, rising."""
     found: dict[Box, list[int]] = {}
-    for rank in range(layout.ranks):
-        box = held(model, layer, dims, layout, rank)
+    for rank in range(place.layout.ranks):
+        box = held(model, name, dims, place, rank)
         if box is not None:
             found.setdefault(box, []).append(rank)
     return found
@@ -47,11 +58,11 @@ class Move(NamedTuple):
     box: Box
 
 
-def moves(model: Model, layer: str, dims: str, before: Layout, after: Layout) -> list[Move]:
-    """How a parameter gets from layout to layout, the same list on every rank."""
-    blocks = holders(model, layer, dims, before)
+def moves(model: Model, name: Name, dims: str, before: Place, after: Place) -> list[Move]:
+    """How a parameter gets from place to place, the same list on every rank."""
+    blocks = holders(model, name, dims, before)
     return [Move(to if to in ranks else ranks[0], to, box)
-            for wanted, takers in holders(model, layer, dims, after).items() for to in takers
+            for wanted, takers in holders(model, name, dims, after).items() for to in takers
             for block, ranks in blocks.items() for box in [overlap(wanted, block)] if all(box)]
 
 
@@ -65,20 +76,20 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
     return tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(box, outer))
 
 
-def reshard(arrays: dict, model: Model, dims: dict, before: Layout, after: Layout, wire, dtype) -> dict:
+def reshard(arrays: dict, model: Model, dims: dict, before: Place, after: Place, wire, dtype) -> dict:
     """layer -> parameter -> what this rank holds under `before` -> the same under `after`, in arrays of its own.
 
     dims: layer -> parameter -> its dims, on every rank of the wire; a rank that holds nothing of a parameter has no entry for it.
     """
     there: dict = {layer: {} for layer in dims}
     with watch.errand("world", "reshard"):
-        for layer, group in dims.items():
-            for name, text in group.items():
-                was, wanted = (held(model, layer, text, layout, wire.rank) for layout in (before, after))
-                into = None if wanted is None else np.empty([len(side) for side in wanted], dtype)
-                _travel(None if was is None else arrays[layer][name], was, into, wanted,
-                        moves(model, layer, text, before, after), wire, dtype)
-                there[layer] |= {} if into is None else {name: into}
+        for name, text in (((layer, p), text) for layer, group in dims.items() for p, text in group.items()):
+            layer, p = name
+            was, wanted = (held(model, name, text, place, wire.rank) for place in (before, after))
+            into = None if wanted is None else np.empty([len(side) for side in wanted], dtype)
+            array = None if was is None else arrays[layer][p]
+            _travel(array, was, into, wanted, moves(model, name, text, before, after), wire, dtype)
+            there[layer] |= {} if into is None else {p: into}
     return there
 
 

@@ -17,35 +17,36 @@ from functools import cache
 
 import numpy as np
 
-from refpar.config import Layout, Model
+from refpar.config import Model, share
 from refpar.nn.attention import places
 from refpar.nn.blocks import blocks
 from refpar.nn.build import build
 from refpar.nn.init import TAPS
-from refpar.plan.activations import held
+from refpar.parallel.order import together, way_of
+from refpar.plan.activations import Spot, core
 
 Work = dict[str, int]           # "mamba2 C B'" -> operations
 
 
-def work(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
-    """Forward and backward of one micro-batch on a rank with index `tp`, by kind of layer and term."""
-    kinds, total = ("embedding", *model.pattern * model.blocks, "norm", "head"), {}
+def work(spot: Spot, batch, dtype) -> Work:
+    """Forward and backward of one micro-batch on a rank, by kind of layer and term."""
+    kinds, total = ("embedding", *spot.model.pattern * spot.model.blocks, "norm", "head"), {}
     for kind in dict.fromkeys(kinds):
-        here = linears(model, layout, tp, batch, kind) | OTHERS.get(kind, _none)(model, layout, tp, batch, dtype)
+        here = linears(spot, batch, kind) | OTHERS.get(kind, _none)(spot, batch, dtype)
         total |= {f"{kind} {term}": flops * kinds.count(kind) for term, flops in here.items()}
     return total
 
 
-def together(parts: list[Work]) -> Work:
+def added(parts: list[Work]) -> Work:
     """The sum of several works."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
-def linears(model: Model, layout: Layout, tp: int, batch, kind: str) -> Work:
+def linears(spot: Spot, batch, kind: str) -> Work:
     """6 operations for each token and each weight of a matrix that is here."""
-    return {name: 6 * batch.tokens.size * math.prod(held(model, layout, tp, word) for word in dims.split())
-            for name, dims in matrices(model, kind).items()}
+    return {name: 6 * spot.rows * spot.inside(kind) * math.prod(spot.held(word) for word in dims.split())
+            for name, dims in matrices(spot.model, kind).items()}
 
 
 @cache
@@ -59,32 +60,68 @@ def matrices(model: Model, kind: str) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------- what is no linear map
 
-def attention(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def attention(spot: Spot, batch, dtype) -> Work:
     """7 products over the pairs of tokens that the blocks look at."""
+    model, layout = spot.model, spot.layout
     if model.cut:
         return {}
-    heads = held(model, layout, tp, "H/tp")
+    heads = spot.held("H/tp")
+    queries, keys = places(batch), [places(batch)]
+    if layout.cp > 1:
+        queries, keys, heads = _over_cp(spot, batch, heads)
     looked = sum(math.prod(part.stop - part.start for part in (block.rows, block.queries, block.keys))
-                 for block in blocks(places(batch), places(batch), heads, np.dtype(dtype), model.reach))
+                 for some in keys for block in blocks(queries, some, heads, np.dtype(dtype), model.reach))
     return {"pairs of tokens": 7 * 2 * looked * heads * model.head_width}
 
 
-def mamba1(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def _over_cp(spot: Spot, batch, heads: int):
+    """(queries, the keys that they meet one set after the other, heads), by the option of attention over cp."""
+    way, ranks = way_of(spot.model, spot.layout), spot.layout.cp
+
+    def of(first, size):
+        return places(together(batch.whole, way, ranks, range(first, first + size)))
+    if core(spot.layout) == "heads":
+        size, _, heads, _ = spot.exchanged()
+        return of(spot.cp // size * size, size), [of(first, size) for first in range(0, ranks, size)], heads
+    size = ranks if way == "gather" else 1
+    return places(batch), [of(first, size) for first in range(0, ranks, size)], heads
+
+
+def mamba1(spot: Spot, batch, dtype) -> Work:
     """Each token reads the state, and backward that and twice the gradient of what enters it."""
-    if model.cut:
+    if spot.model.cut:
         return {}
-    state = 2 * batch.tokens.size * model.state * held(model, layout, tp, "I/tp")
-    return {"C h": 2 * state, "B X": 2 * state}
+    tokens, channels, forward, backward = spot.rows * spot.inside("mamba1"), spot.held("I/tp"), 1, 1
+    if spot.layout.cp_mamba == "heads":
+        tokens, (_, _, channels) = spot.rows * spot.length, spot.by_heads()
+    else:
+        forward, backward = runs(spot, batch)
+    state = 2 * tokens * spot.model.state * channels
+    return {"C h": (forward + backward) * state, "B X": 2 * backward * state}
 
 
-def mamba2(model: Model, layout: Layout, tp: int, batch, dtype) -> Work:
+def runs(spot: Spot, batch) -> tuple[int, int]:
+    """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
+    and again where there is something before them, and behind them."""
+    mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole
+    before = spot.rows * mine.start > 0
+    later = slice(mine.stop, spot.length)
+    goes_on = np.logical_and.accumulate(whole.position[:, later] > 0, axis=1)       # [B, S later]: of the document at the border
+    behind = (goes_on & (whole.targets[:, later] >= 0)).any()
+    return 1 + int(before), 1 + int(behind)
+
+
+def mamba2(spot: Spot, batch, dtype) -> Work:
     """Chunk by chunk; the last may be shorter."""
-    if model.cut:
+    if spot.model.cut:
         return {}
-    rows, columns = batch.tokens.shape
-    lengths = [min(model.chunk, columns - begin) for begin in range(0, columns, model.chunk)]
+    rows, columns = spot.rows, spot.inside("mamba2")
+    heads, groups = spot.held("M/tp"), spot.held("G/tp")
+    if spot.layout.cp_mamba == "heads":
+        columns, (heads, groups, _) = spot.length, spot.by_heads()
+    lengths = [min(spot.model.chunk, columns - begin) for begin in range(0, columns, spot.model.chunk)]
     squares, chunks = sum(length**2 for length in lengths), len(lengths)
-    groups, channels, N = held(model, layout, tp, "G/tp"), held(model, layout, tp, "MP/tp"), model.state
+    channels, N = heads * spot.model.ssm_head_width, spot.model.state
     return {"C B'": 4 * 2 * rows * squares * groups * N,
             "(C B' o decay) X": 3 * 2 * rows * squares * channels,
             "chunk states": 4 * 2 * rows * columns * channels * N,

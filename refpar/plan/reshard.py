@@ -10,23 +10,24 @@ import math
 import numpy as np
 
 from refpar.comm.mesh import coordinates
-from refpar.config import Layout, Model
+from refpar.config import Model
 from refpar.parallel.placement import axis_of
+from refpar.parallel.reshard import Place
 from refpar.plan.volume import NOTHING, Volume
 
 
-def reshard(model: Model, dims: dict[str, dict[str, str]], before: Layout, after: Layout, rank: int) -> Volume:
+def reshard(model: Model, dims: dict[str, dict[str, str]], before: Place, after: Place, rank: int) -> Volume:
     """Messages and elements of all parameters (layer -> parameter -> dims)."""
-    texts = [text for group in dims.values() for text in group.values()]
-    return sum((of_parameter(model, text, before, after, rank) for text in texts), NOTHING)
+    names = [((layer, name), text) for layer, group in dims.items() for name, text in group.items()]
+    return sum((of_parameter(model, name, text, before, after, rank) for name, text in names), NOTHING)
 
 
-def of_parameter(model: Model, dims: str, before: Layout, after: Layout, rank: int) -> Volume:
+def of_parameter(model: Model, name: tuple[str, str], dims: str, before: Place, after: Place, rank: int) -> Volume:
     """The same of one."""
     word = next((word for word in dims.split() if axis_of(word)), None)
     row = math.prod(model.dim(other)[0] for other in dims.split() if other != word)     # elements at each place of the dim
-    ranks = range(max(before.ranks, after.ranks, rank + 1))
-    old, new = ([places(model, word, layout, r) for r in ranks] for layout in (before, after))
+    ranks = range(max(before.layout.ranks, after.layout.ranks, rank + 1))
+    old, new = ([places(model, name, word, place, r) for r in ranks] for place in (before, after))
 
     def travel(source: int, to: int) -> int:
         """Places that go from one rank to another: `source` is the first that holds them, and `to` holds others."""
@@ -36,11 +37,14 @@ def of_parameter(model: Model, dims: str, before: Layout, after: Layout, rank: i
     return Volume(np.count_nonzero(sent), row * sum(sent), np.count_nonzero(received), row * sum(received))
 
 
-def places(model: Model, word: str | None, layout: Layout, rank: int) -> tuple[int, int]:
+def places(model: Model, name: tuple[str, str], word: str | None, place: Place, rank: int) -> tuple[int, int]:
     """(start, stop) of a rank's places along the dim; a dim of one place where nothing cuts the parameter."""
-    if rank >= layout.ranks:
+    if rank >= place.layout.ranks:
         return 0, 0
-    part = model.part(word, layout.tp, coordinates(layout, rank)["tp"]) if word else slice(0, 1)
+    where = coordinates(place.layout, rank)
+    if name in place.stages and where["pp"] not in place.stages[name]:
+        return 0, 0
+    part = model.part(word, place.layout.tp, where["tp"]) if word else slice(0, 1)
     return part.start, part.stop
 
 

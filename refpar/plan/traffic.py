@@ -24,9 +24,14 @@ from refpar.comm.choose import Task
 from refpar.comm.mesh import Mesh
 from refpar.config import Model, shares
 from refpar.parallel.data import buckets
+from refpar.parallel.mamba import reorders
+from refpar.parallel.order import way_of
 from refpar.parallel.tensor import linked
-from refpar.plan.activations import groups_of, kinds
+from refpar.plan.activations import STATE, Spot, groups_of, kinds
+from refpar.plan import volume
 from refpar.plan.promise import promised
+from refpar.plan.volume_cp import Cut, context_volume
+from refpar.plan.volume_state import StateCut, state_volume
 
 
 class Sent(NamedTuple):
@@ -47,12 +52,19 @@ class Here(NamedTuple):
     model: Model
     mesh: Mesh
     rows: int
-    columns: int                # of the rank, inside the layers
+    length: int                 # of whole rows
     dtype: np.dtype
 
     @property
+    def spot(self) -> Spot:
+        """Where the rank stands, for its shares."""
+        where = self.mesh.coordinates()
+        return Spot(self.model, self.mesh.layout, where["tp"], where["cp"], self.rows, self.length)
+
+    @property
     def tokens(self) -> int:
-        return self.rows * self.columns
+        """Those of the rank inside the layers."""
+        return self.rows * self.spot.columns
 
 
 def mesh_of(layout, rank: int) -> Mesh:
@@ -82,6 +94,21 @@ def _sent(operation: str, what: str, axis, sizes: list[int], dtype) -> Sent:
 
 # --------------------------------------------------------------------------------------- what stands around the layers: enter, leave
 
+def around_layer(here: Here, what: str) -> list[Sent]:
+    """Of a layer on the residual stream: in one piece, or in the steps of a ring that send as many bytes as rings do."""
+    if not here.mesh.layout.tp_ring or moved(here, what):
+        return enter(here, what) + leave(here, what)
+    tp, sizes = here.mesh.axis("tp"), _shards(here)
+    gathers, scatters = (Sent(f"{what} {name}: {name}", tp.name, formula(tp.index, sizes).elements * np.dtype(here.dtype).itemsize)
+                         for name, formula in (("gather_matmul", volume.all_gather), ("matmul_scatter", volume.reduce_scatter)))
+    return [gathers, scatters, scatters, gathers]
+
+
+def moved(here: Here, kind: str) -> bool:
+    """Does the layer stand in another order over cp than the stream?"""
+    return kind in STATE and reorders(kind, here.mesh.layout.cp_mamba, way_of(here.model, here.mesh.layout))
+
+
 def enter(here: Here, what: str) -> list[Sent]:
     """Tokens into a layer, and their gradient out of it."""
     tp = here.mesh.axis("tp")
@@ -102,7 +129,7 @@ def leave(here: Here, what: str) -> list[Sent]:
 
 def _shards(here: Here) -> list[int]:
     """Elements of the stream on each rank of tp, under sequence parallelism."""
-    return [columns * here.rows * here.model.width for columns in shares(here.columns, here.mesh.layout.tp)]
+    return [columns * here.rows * here.model.width for columns in shares(here.spot.columns, here.mesh.layout.tp)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the kinds of layer
@@ -113,22 +140,26 @@ def embedding(here: Here) -> list[Sent]:
 
 
 def attention(here: Here) -> list[Sent]:
-    """Heads need nothing of one another."""
+    """Heads need nothing of one another; tokens need the keys of others (`volume_cp.py`)."""
     if here.model.cut:
         return []
-    return enter(here, "attention") + leave(here, "attention")
+    layout, cp = here.mesh.layout, here.mesh.axis("cp")
+    cut = Cut(cp.size, layout.cp_attention, here.rows, here.length, here.spot.held("H/tp"), here.spot.held("K/tp"),
+              here.model.head_width, np.dtype(here.dtype).itemsize)
+    context = [Sent("attention over cp", cp.name, sum(way.elements for way in context_volume(cp.index, cut)))] if cp.size > 1 else []
+    return around_layer(here, "attention") + context
 
 
 def mlp(here: Here) -> list[Sent]:
     """Nor do features."""
-    return enter(here, "mlp") + leave(here, "mlp")
+    return around_layer(here, "mlp")
 
 
 def mamba1(here: Here) -> list[Sent]:
     """dt, B and C are made of the channels of all ranks: a sum on the way, forward and backward."""
-    elements = here.tokens * (here.model.dt_rank + 2 * here.model.state)
+    elements = here.rows * here.spot.inside("mamba1") * (here.model.dt_rank + 2 * here.model.state)
     inner = all_reduce("mamba1 dt, B, C", here.mesh.axis("tp"), elements, here.dtype)
-    return enter(here, "mamba1") + [inner, inner] + leave(here, "mamba1")
+    return around_layer(here, "mamba1") + [inner, inner] + state(here, "mamba1")
 
 
 def mamba2(here: Here) -> list[Sent]:
@@ -138,8 +169,16 @@ def mamba2(here: Here) -> list[Sent]:
     cuts = [here.model.part("MP", tp.size, rank) for rank in range(tp.size)]
     ranks = linked(cuts, tp.index, width)
     groups = len(groups_of([cuts[rank] for rank in ranks], width))
-    inner = all_reduce("mamba2 norm", tp.among(ranks), here.tokens * groups, here.dtype)
-    return enter(here, "mamba2") + [inner, inner] + leave(here, "mamba2")
+    inner = all_reduce("mamba2 norm", tp.among(ranks), here.rows * here.spot.inside("mamba2") * groups, here.dtype)
+    return around_layer(here, "mamba2") + [inner, inner] + state(here, "mamba2")
+
+
+def state(here: Here, kind: str) -> list[Sent]:
+    """What conv and scan hand on over cp, or exchange for heads, and the way to another order and back (`volume_state.py`)."""
+    layout, cp, tp = here.mesh.layout, here.mesh.axis("cp"), here.mesh.axis("tp")
+    cut = StateCut(here.model, kind, layout.cp_mamba, way_of(here.model, layout), cp.size, here.rows, here.length,
+                   np.dtype(here.dtype).itemsize, tp=(tp.size, tp.index))
+    return [Sent(f"{kind} over cp", cp.name, sum(way.elements for way in state_volume(cp.index, cut)))]
 
 
 def norm(here: Here) -> list[Sent]:
@@ -166,10 +205,10 @@ LAYERS: dict[str, Callable[[Here], list[Sent]]] = {
 # ------------------------------------------------------------------------------------------------------------------- the whole step
 
 def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, int]], dtype) -> list[Sent]:
-    """Everything that a rank sends in one training step.  batches: its micro-batches, [rows, columns] of its own tokens each;
+    """Everything that a rank sends in one training step.  batches: its micro-batches, [rows, length] of their whole rows each;
     params: its part of the parameters, or arrays of their shapes."""
-    layers = [sent for rows, columns in batches for kind in kinds(model)
-              for sent in LAYERS[kind](Here(model, mesh, rows, columns, dtype))]
+    layers = [sent for rows, length in batches for kind in kinds(model)
+              for sent in LAYERS[kind](Here(model, mesh, rows, length, dtype))]
     return around(mesh) + layers + gradients(mesh, chain, params)
 
 

@@ -1,4 +1,4 @@
-"""Schedules by name: `generate("1f1b", ranks=4, micros=8)`.  Each is data that `refpar/parallel/check.py` accepts, for any sizes.
+"""Schedules by name: `generate("1f1b", ranks=4, micros=8)`.  Each is data that `refpar/schedules/check.py` accepts, for any sizes.
 
 p is the number of ranks, m of micro-batches, as in the papers.  Where a paper's rule wants more micro-batches than there are, or a
 multiple of p, the schedule is made for as many as it wants and those that do not exist are left out: what was in order stays in

@@ -7,7 +7,7 @@ import numpy as np
 
 from refpar.config import Model, Training
 from refpar.nn.chain import Chain
-from refpar.parallel.check import check
+from refpar.schedules.check import check
 from refpar.parallel.data import accumulate
 from refpar.parallel.fill import model, tokens_here
 from refpar.parallel.pipeline import pipelined

@@ -81,10 +81,11 @@ def describe(model: Model, layout: Layout, kind: str) -> dict:
     for way in ("forward", "backward"):
         names = {name: None for rank in ranks for name in rank[way].calls}
         for axis, operation in names:
-            sent = [rank[way].sent(axis, operation) for rank in ranks]
-            found.append({"way": way, "axis": axis, "collective": operation,
-                          "calls": max(rank[way].calls[axis, operation] for rank in ranks),
-                          "messages": [messages for messages, _ in sent], "bytes": [size for _, size in sent]})
+            messages, sizes = zip(*(rank[way].sent(axis, operation) for rank in ranks))
+            if any(messages):                                           # an axis of one rank is called, and sends nothing
+                found.append({"way": way, "axis": axis, "collective": operation,
+                              "calls": max(rank[way].calls[axis, operation] for rank in ranks),
+                              "messages": list(messages), "bytes": list(sizes)})
     return {"layer": kind, "mesh": f"{layout}{', sp' * layout.sp}",
             "rows": ROWS, "tokens": TOKENS, "dtype": DTYPE, "width": model.width, "sent": found}
 

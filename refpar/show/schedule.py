@@ -4,7 +4,7 @@
 """
 from __future__ import annotations
 
-from refpar.parallel.check import in_flight
+from refpar.schedules.check import in_flight
 from refpar.parallel.schedule import Schedule, text
 from refpar.schedules.simulate import Costs, Timeline, simulate
 

@@ -1,0 +1,113 @@
+"""Formulas of memory, traffic and work beside what was counted, layer by layer and for every option; and what ranks do twice."""
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import models, situations
+
+from refpar import watch
+from refpar.comm.threads import ThreadWorld
+from refpar.config import FAMILIES, PRESETS, Layout
+from refpar.nn import chain as chains
+from refpar.nn.build import build
+from refpar.nn.gradient import loss_and_gradients
+from refpar.nn.init import initial
+from refpar.oracle.books import shapes_of, work_of
+from refpar.oracle.packed import packed
+from refpar.oracle.run import batches_of, run_sharded
+from refpar.oracle.situation import PROOF, Situation
+from refpar.plan import activations, flops, traffic
+
+
+@settings(max_examples=60)
+@given(models(), st.integers(0, 3), st.integers(1, 9))
+def test_what_a_single_process_keeps_is_the_table(model, rows, columns):
+    """In sum as the ledger counts it, and layer by layer; the head's soft cap keeps the logits that the loss keeps."""
+    batch, chain = packed(0, max(rows, 1), columns, model.vocab, (3, 4)).cut(slice(0, rows)), build(model)
+    params = initial(model, chain, 0, np.float32)
+    with watch.watching(watch.Ledger()) as ledger:
+        loss_and_gradients(chain, params, batch, 1)
+    spot = activations.Spot(model, Layout(), 0, 0, rows, columns)
+    assert ledger.peak["saved"] == activations.saved_elements(spot)
+    _, _, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
+    for name, points in saved.items():
+        counted = watch.elements({point: array for point, array in points.items() if point != "cap"})
+        assert counted == activations.kept_elements(spot, name.partition(".")[2]), name
+
+
+@pytest.mark.parametrize("name", [f"{family}-uneven" for family in FAMILIES])
+def test_points_of_the_table_are_points_of_saved(name):
+    """Every name stands in `saved`, with the shape that the table says."""
+    model = dataclasses.replace(PRESETS[name], blocks=1)
+    batch, chain = packed(0, 2, 16, model.vocab), build(model)
+    params = initial(model, chain, 0, np.float32)
+    _, _, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
+    for layer, points in saved.items():
+        kind = layer.partition(".")[2]
+        for point, shape in activations.kept(model, kind).items():
+            array = points
+            for part in point.split("."):
+                array = array[part]
+            assert array.size == activations.elements(activations.Spot(model, Layout(), 0, 0, 2, 16), kind, shape), (layer, point)
+
+
+@settings(max_examples=30)
+@given(models(), st.integers(0, 3), st.integers(1, 9))
+def test_work_of_a_single_process_is_the_formula(model, rows, columns):
+    """In sum, and by each op: the linear maps' three, and the terms of attention and scans under the names of their ops."""
+    batch = packed(0, max(rows, 1), columns, model.vocab, (3, 4)).cut(slice(0, rows))
+    chain = build(model)
+    with watch.watching(watch.Ledger()) as ledger:
+        loss_and_gradients(chain, initial(model, chain, 0, np.float32), batch, 1)
+    work = flops.work(activations.Spot(model, Layout(), 0, 0, rows, columns), batch, np.float32)
+    assert sum(work.values()) == sum(ledger.flops.values())
+    for op in ("C B'", "(C B' o decay) X", "chunk states", "inter-chunk", "C h", "B X"):
+        assert sum(count for term, count in work.items() if term.split(" ", 1)[1] == op) == ledger.flops.get(op, 0), op
+    assert ledger.flops["linear"] == ledger.flops["input gradient"] == ledger.flops["weight gradient"]
+
+
+@settings(max_examples=30)
+@given(situations(8))
+def test_repeated_work_is_that_of_shared_groups(situation):
+    """Beyond the single process's there is, but for attention's pairs, the work on what a run's ranks each hold, and no other."""
+    model, tp = situation.model, situation.layout.tp
+    ranks = flops.added([work_of(situation, rank) for rank in range(situation.layout.ranks)])
+    one = work_of(Situation(model, Layout(), dataclasses.replace(situation.training, micro_batches=1), situation.last_rows,
+                            situation.documents, situation.ignored), 0)
+    units = {"attention k": model.kv_heads, "attention v": model.kv_heads} | {
+        f"mamba2 {term}": model.groups for term in ("B", "C", "C B'")}
+    for term, work in one.items():
+        if term != "attention pairs of tokens":
+            shared = units.get(term, tp)
+            assert ranks[term] * shared == work * max(shared, tp), term
+
+
+MODEL = dataclasses.replace(PRESETS["hybrid-uneven"], blocks=1)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=3), Layout(tp=3, sp=True), Layout(dp=2, tp=2, sp=True), Layout(tp=5)], ids=str)
+def test_each_collective_sends_what_its_line_says(layout):
+    """Not only in sum: by axis and operation, on each rank."""
+    situation = Situation(MODEL, layout, dataclasses.replace(PROOF, steps=1, rows=3, sequence=16), documents=(5, 16))
+    chain = build(MODEL)
+    for rank, run in enumerate(ThreadWorld().run(run_sharded, layout.ranks, situation)):
+        mesh = traffic.mesh_of(layout, rank)
+        rows = [batch.whole.tokens.shape for batch in batches_of(situation, mesh, 0)]
+        promised: dict = {}
+        for sent in traffic.step(MODEL, mesh, chain, shapes_of(MODEL, chain, mesh, np.dtype(np.float64)), rows, np.float64):
+            key = sent.axis, sent.what.split(": ")[1]
+            promised[key] = promised.get(key, 0) + sent.bytes
+        counted = {key: size for key, (_, size) in run.sent.items()}
+        assert {key: size for key, size in promised.items() if size} == {key: size for key, size in counted.items() if size}
+
+
+def test_mamba1_has_two_sums_a_layer_more_than_mamba2_and_attention():
+    """Mamba-1 completes dt, B and C on the way, and Mamba-2 nothing while a rank's groups are whole."""
+    here = traffic.Here(PRESETS["hybrid-tiny"], traffic.mesh_of(Layout(tp=2), 0), 2, 8, np.float32)
+    sends = {kind: [sent.bytes for sent in traffic.LAYERS[kind](here) if sent.bytes] for kind in ("attention", "mlp", "mamba1", "mamba2")}
+    assert [len(sends[kind]) for kind in sends] == [2, 2, 4, 2]
+    whole = 4 * 2 * 8 * here.model.width
+    assert sends["attention"] == sends["mlp"] == sends["mamba2"] == [whole, whole]     # 2 (p-1)/p of the whole, with p = 2
+    assert sends["mamba1"].count(4 * 2 * 8 * (here.model.dt_rank + 2 * here.model.state)) == 2
