@@ -1,20 +1,26 @@
-"""What is true of a pipeline beside the master property: how much it holds in flight.
+"""What is true of the runner of pipelines: its gradients are those of the model in one place, and it holds no more than it says.
 
-Equal gradients do not show that a rank let go of what it no longer needs, which is what one schedule has over another.  So the stores of
-the real program are counted, op by op, from F, which keeps what backward needs, to W, which uses the last of it up.
+The first is the master property without the optimizer, the books and the whole mesh's other axes, so that many schedules can be tried.
+
+The second is what one schedule has over another, and equal gradients do not show it: that a rank lets go of what it no longer needs.  So
+the stores of the real program are counted, op by op, from F, which keeps what backward needs, to W, which uses the last of it up.
 """
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from refpar import watch
 from refpar.comm.mesh import Mesh, coordinates
-from refpar.nn.init import initial
+from refpar.nn.build import build
+from refpar.nn.gradient import loss_and_gradients
+from refpar.oracle.equal import distance
 from refpar.oracle.properties_comm import require
-from refpar.oracle.run import batches_of
+from refpar.oracle.run import batches_of, first_state, largest_addends
 from refpar.oracle.situation import Situation
-from refpar.parallel.data import count_targets
-from refpar.parallel.placement import cut
+from refpar.parallel.data import count_targets, reduce_gradients, sum_loss
+from refpar.parallel.placement import cut, part
 from refpar.plan.bubble import FORMULAS, Sizes, Times
 from refpar.schedules.check import in_flight
 from refpar.schedules.model import part_of_model, piped, schedule_of
@@ -39,15 +45,42 @@ class InFlight(watch.Observer):
         self.products -= name == "W"
 
 
-def run_rank(wire, situation: Situation) -> int:
-    """The program of one rank: the work of one step, and how much of it was in flight."""
+class Told(NamedTuple):
+    """What a rank tells of one step: the whole summed loss, its gradients after the sums over ranks, and its ops in flight."""
+    loss: float
+    grads: dict
+    most: int
+
+
+def run_rank(wire, situation: Situation) -> Told:
+    """The program of one rank: the work of one step."""
     mesh, model, training = Mesh(situation.layout, wire), situation.model, situation.training
     chain, work = part_of_model(model, mesh, training)
-    params = initial(model, chain, training.seed, np.dtype(training.dtype), lambda name, dims: cut(model, dims, mesh))
+    params = first_state(situation, chain, lambda name, dims: cut(model, dims, mesh)).params
     batches = batches_of(situation, mesh, 0)
     with watch.watching(InFlight()) as stores:
-        work(chain, params, batches, count_targets(batches, mesh))
-    return stores.most
+        loss, grads = work(chain, params, batches, count_targets(batches, mesh))
+    return Told(sum_loss(loss, mesh), reduce_gradients(grads, chain, mesh), stores.most)
+
+
+def pipeline_equals_one_place(world, situation: Situation):
+    """Loss and gradients of a step are the single process's, and every parameter has its gradient on some rank."""
+    model, layout, batch, n = situation.model, situation.layout, situation.batch(0), situation.longest_sum()
+    chain = build(model, situation.training.seed)
+    params, dims = first_state(situation, chain).params, chain.dims()
+    loss, whole = loss_and_gradients(chain, params, batch, batch.count)
+    addends, seen = largest_addends(chain, params, batch), set()
+    for rank, told in enumerate(world.run(run_rank, layout.ranks, situation)):
+        found = [("the loss", distance(np.float64(told.loss), np.float64(loss), n))]
+        for layer, group in told.grads.items():
+            mine = {name: whole[layer][name][part(model, dims[layer][name], layout, coordinates(layout, rank))] for name in group}
+            found += [(f"the gradient of {layer}.{name}", distance(grad, mine[name], n, addends[layer])) for name, grad in group.items()]
+            seen |= {(layer, name) for name in group}
+        for name, apart in found:
+            require(apart <= 1, f"{name} on rank {rank} is {apart:.3g} times the bound away from the model in one place "
+                                f"({situation.command()})")
+    missing = {(layer, name) for layer, group in whole.items() for name in group} - seen
+    require(not missing, f"no rank has a gradient of {sorted(missing)} ({situation.command()})")
 
 
 def in_flight_is_the_formula(world, situation: Situation):
@@ -58,7 +91,7 @@ def in_flight_is_the_formula(world, situation: Situation):
         return
     schedule = schedule_of(layout, micros)
     row, sizes = FORMULAS[schedule.name], Sizes(layout.pp, micros, schedule.depth // layout.pp, schedule.slices)
-    for rank, counted in enumerate(world.run(run_rank, layout.ranks, situation)):
+    for rank, (_, _, counted) in enumerate(world.run(run_rank, layout.ranks, situation)):
         pp = coordinates(layout, rank)["pp"]
         by_schedule, by_formula = max(in_flight(schedule)[pp], default=0), row.held(sizes, pp)
         held = f"rank {rank} holds the activations of {counted} ops"
