@@ -165,7 +165,7 @@ def test_a_slow_rank_shows_by_its_counted_flops(schedule):
     assert max(clock.now for clock in clocks) == simulate(schedule_of(layout, micros), costs).makespan
     even = clocks_of(layout, micros, peak(900))
     assert max(clocks, key=lambda clock: clock.busy).rank == slow != max(even, key=lambda clock: clock.busy).rank
-    assert clocks[1].busy == even[1].busy and clocks[1].waited > clocks[1].busy > even[1].waited
+    assert clocks[1].busy == even[1].busy and clocks[1].waited > even[1].waited
 
 
 def phases(wire, layout, micros):
