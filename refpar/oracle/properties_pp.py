@@ -7,6 +7,7 @@ the stores of the real program are counted, op by op, from F, which keeps what b
 """
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -29,15 +30,20 @@ EQUAL_TIMES = Times(1, 1, 1, 3)
 
 
 class InFlight(watch.Observer):
-    """most: the ops between their F and their W, at most at one time."""
+    """most: the ops between their F and their W, at most at one time; as the runner tells, or more, where arrays are still in memory that
+    F kept for backward and W has used."""
 
     def __init__(self):
         self.kept = self.products = self.most = 0
+        self.left = []                                          # of each F, weak references to its arrays
 
     def held(self, kind, tree):
         if kind == "saved":                                     # told by F: what each op left for its B
             self.kept = len(tree)
-            self.most = max(self.most, self.kept + self.products)
+            newest = tree[-1:]
+            self.left.append([weakref.ref(array) for array in watch.arrays_of(newest) if array.dtype.kind == "f"])
+            alive = sum(any(array() is not None for array in arrays) for arrays in self.left)
+            self.most = max(self.most, self.kept + self.products, alive)
         if kind == "products":                                  # told by B: what each left for its W
             self.kept, self.products = self.kept - 1, len(tree)
 
