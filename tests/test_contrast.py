@@ -19,6 +19,7 @@ from refpar.nn.optimizer import clipped, updated
 from refpar.oracle.equal import assert_equal, leaves
 from refpar.parallel.data import reduce_gradients
 from refpar.parallel.placement import cut, squared_norm
+from refpar.plan.bubble import Sizes, held
 from refpar.parallel.stages import on_rank, stage, stage_layers
 from refpar.schedules.generate import generate
 from refpar.schedules.model import part_of_model
@@ -28,15 +29,15 @@ from refpar.train import State, rate_of
 MODEL, MICROS = replace(MODELS["llama"], tied=False), 5
 
 
-def asynchronous(wire):
-    """One rank of the pipeline: its weights at the end."""
-    pp, chain, schedule = Mesh(Layout(pp=wire.size), wire).axis("pp"), build(MODEL), generate("pipedream", wire.size, MICROS)
+def asynchronous(wire, model=MODEL, name="pipedream"):
+    """One rank of the pipeline: its weights at the end, and how many versions of them it had to keep."""
+    pp, chain, schedule = Mesh(Layout(pp=wire.size), wire).axis("pp"), build(model), generate(name, wire.size, MICROS)
     parts = stage_layers(chain, wire.size)
-    params = initial(MODEL, on_rank(chain, parts, schedule.places, pp.index), 0, np.float64, rough=True)
+    params = initial(model, on_rank(chain, parts, schedule.places, pp.index), 0, np.float64, rough=True)
     runner = Asynchronous(schedule, {pp.index: stage(chain, parts[pp.index])}, params, [[batch] for batch in batches()], 20, pp,
                           lambda batch: batch, np.dtype(np.float64))
     runner.run()
-    return runner.params
+    return runner.params, runner.versions
 
 
 def batches():
@@ -49,7 +50,9 @@ def test_pipedream_is_delayed_gradients_and_not_the_synchronous_run(ranks):
     chain = build(MODEL)
     params = initial(MODEL, chain, 0, np.float64, rough=True)
     expected = dict(leaves(delayed(chain, params, batches(), 20, ranks, 0.1)))
-    found = {name: w for mine in ThreadWorld().run(asynchronous, ranks) for name, w in leaves(mine)}
+    told = ThreadWorld().run(asynchronous, ranks)
+    assert [versions for _, versions in told] == list(held("pipedream", Sizes(ranks, MICROS)))
+    found = {name: w for mine, _ in told for name, w in leaves(mine)}
     assert found.keys() == expected.keys()
     for name, w in found.items():
         assert_equal(w, expected[name], n=12 * MODEL.vocab * MICROS, scale=max(1, np.abs(w).max()), name=name)
@@ -58,6 +61,13 @@ def test_pipedream_is_delayed_gradients_and_not_the_synchronous_run(ranks):
         params = {layer: {name: w - 0.1 * grads[layer][name] for name, w in group.items()} for layer, group in params.items()}
     apart = max(float(np.abs(w - found[name]).max()) for name, w in leaves(params))
     assert apart < 1e-12 if ranks == 1 else apart > 1e-6
+
+
+@pytest.mark.parametrize("model, name, sentence", [(MODEL, "1f1b", "has no end of a step, and schedule 1f1b has one"),
+                                                   (replace(MODEL, tied=True), "pipedream", "is tied, and its two stages")])
+def test_what_pipedream_cannot_do_is_refused(model, name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ThreadWorld().run(asynchronous, 2, model, name)
 
 
 def two_versions(wire, steps):
