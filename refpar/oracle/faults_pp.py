@@ -18,6 +18,7 @@ def run(model: Model = LLAMA, **layout) -> Situation:
 
 LONG = Situation(LLAMA, Layout(pp=2, schedule="interleaved"), replace(PROOF, steps=1, rows=24, sequence=64, micro_batches=4))   # messages
 MASTER, RUNNER, PLACEMENT = "sharded_equals_single", "refpar.parallel.pipeline:Pipeline", "refpar.parallel.placement"
+ONE_PLACE, HOLDS = "pipeline_equals_one_place", "in_flight_is_the_formula"
 
 PIPELINES = (
     Fault("normalised-after-backward", "pytorch/torchtitan#2972",
@@ -25,7 +26,7 @@ PIPELINES = (
           f"{RUNNER}.__init__", "1.0 / max(count, 1)", "1.0", run(pp=2), run(dp=2), MASTER),
     Fault("divided-by-micro-batches", "areal-project/AReaL#1273",
           "gradients are divided by the number of targets, and by the pipeline's helper by the number of micro-batches",
-          f"{RUNNER}.__init__", "1.0 / max(count, 1)", "1.0 / max(count, 1) / schedule.micros", run(pp=2), run(dp=2), MASTER),
+          f"{RUNNER}.__init__", "1.0 / max(count, 1)", "1.0 / max(count, 1) / schedule.micros", run(pp=2), run(dp=2), ONE_PLACE),
     Fault("copies-of-the-table-drift-apart", "uw-syfi/piper#13",
           "first and last stage hold a copy of the tied table, and the gradients of the copies are not summed",
           "refpar.parallel.stages:holders", "found[owner] |= of_layer[layer]", "found[owner] |= set()",
@@ -45,7 +46,7 @@ PIPELINES = (
           run(tp=2), run(dp=2), MASTER),
 )
 
-ONE_PLACE, HOLDS, DROPPING = "pipeline_equals_one_place", "in_flight_is_the_formula", replace(LLAMA, dropout=0.3)
+DROPPING = replace(LLAMA, dropout=0.3)
 
 # What is divided where, who holds which layers, who talks to whom, and what is let go when.
 SCHEDULED = (
