@@ -66,7 +66,7 @@ SCHEDULED = (
           "refpar.parallel.pipeline:pipelined", "stage_layers(chain, schedule.depth, by_cost)\n",
           "stage_layers(chain, schedule.depth, by_cost)\n"
           "    parts = [parts[s % pp.size * len(parts) // pp.size + s // pp.size] for s in range(len(parts))]\n",
-          run(replace(LLAMA, blocks=2), pp=2, schedule="interleaved"), run(pp=2), ONE_PLACE),
+          run(replace(LLAMA, blocks=2), pp=2, schedule="interleaved"), run(pp=2), MASTER),
     Fault("waits-for-each-send", "pytorch/pytorch#172668",
           "a stage goes on when what it sent is received: neighbours that both send wait for each other, unless messages are short",
           f"{RUNNER}.give", "if made[:2] in self.sent:\n            self.sent[made[:2]].wait()\n        self.sent[made[:2]] = request",
