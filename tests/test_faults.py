@@ -3,6 +3,7 @@ import pytest
 import strategies
 import strategies_comm
 import strategies_cp
+import strategies_pp
 import strategies_reshard
 import strategies_state
 from drawn import thread_worlds
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")         # faul
 IDS = [fault.name for fault in FAULTS]
 DRAWN = {
     "sharded_equals_single": strategies.situations(4),
+    **dict.fromkeys(("pipeline_equals_one_place", "in_flight_is_the_formula"), strategies_pp.situations(4)),
     "conjugate": strategies_comm.situations(),
     "collective_means": strategies_comm.situations(),
     "one_rounding": strategies_comm.situations(),
