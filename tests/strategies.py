@@ -1,6 +1,6 @@
 """Strategies that draw whole situations: a model of any sizes, a mesh, a batch as hostile as a text can make it.
 
-What they must reach is tested in `test_strategies.py`; a property is worth what its situations reach.
+What they must reach is tested in `test_master.py`; a property is worth what its situations reach.
 """
 from __future__ import annotations
 

@@ -203,7 +203,8 @@ def run_fault(world, name: str) -> int:
             sentence += f"; ranks as threads see it:  python -m refpar verify --fault {name}"
     except Exception as error:
         again = "python -m refpar verify"
-        sentence = f"FAILS: {error}".replace(again, f"{again} --fault {name}")
+        told = error if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        sentence = f"FAILS: {told}".replace(again, f"{again} --fault {name}")
     if world.main:
         print(f"planted: {fault.name}, in {fault.function}\n  {fault.summary}\n  reported as {fault.report}\n"
               f"property: {fault.property}\n{sentence}")

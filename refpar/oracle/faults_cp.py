@@ -4,6 +4,9 @@ As in `faults.py`.  What they have in common: lengths that divide, one document,
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
+from refpar.oracle.faults_tp import MASTER, run
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation_cp import ContextSituation as Situation
 
@@ -37,6 +40,11 @@ MERGED = (
           "the backward of a ring gets the lse of the rank's own block, where that of the merged result belongs",
           f"{CONTEXT}:ring_among", "return Attended(finish(attended), attended.lse)",
           "return Attended(finish(attended), here.partial(q, k, v, places(batch), places(batch), batch.step).lse)",
+          RING, ALONE, HOLDS),
+    Fault("delta-of-the-own-block", "meta-pytorch/attention-gym#200",
+          "the backward of a ring takes delta, the sum of dout * out, of the rank's own block, where that of the merged result belongs",
+          f"{CONTEXT}:ring_among", "dq = np.zeros_like(q)",
+          "delta = np.vecdot(dout, finish(here.partial(q, k, v, places(batch), places(batch), batch.step)))\n        dq = np.zeros_like(q)",
           RING, ALONE, HOLDS),
     Fault("lse-to-the-base-2", "meta-pytorch/attention-gym#200",
           "the lse reaches the backward in other units than it expects, those of a logarithm to the base 2",
@@ -95,4 +103,31 @@ HEADED = (
           SPLIT, Situation(ranks=2, way="ulysses"), HOLDS),
 )
 
-CONTEXT_PARALLEL: tuple[Fault, ...] = MERGED + PLACED + HEADED
+# What is on its way, and what is divided by what.
+SUMMED = (
+    Fault("received-into-what-leaves", "NVIDIA/Megatron-LM#4047",
+          "the next rank's keys arrive in the buffer from which this rank's are still being sent, and read",
+          "refpar.parallel.travel:travel", "received.append(np.empty(shapes[(owner - 1) % axis.size], x.dtype))",
+          "coming = shapes[(owner - 1) % axis.size]\n"
+          "            received.append(x if hop and x.shape == coming else np.empty(coming, x.dtype))",
+          RING, Situation(ranks=2), HOLDS),
+    Fault("targets-shifted-on-each-rank", "huggingface/transformers#36607",
+          "targets are made by shifting the tokens that a rank has: the last of each shard has none, or that of another place",
+          "refpar.parallel.order:together", "_replace(whole=whole)",
+          "_replace(whole=whole, targets=np.where(whole.targets[:, held] < 0, -1, np.pad(whole.tokens[:, held], ((0, 0), (0, 1)), "
+          "constant_values=-1)[:, 1:]))", run(cp=2), replace(run(dp=2), documents=(9,)), MASTER),
+    Fault("count-of-each-shard", "NVIDIA/Megatron-LM#7513",
+          "each cp rank divides by the targets of its own shard, and the means are averaged over cp",
+          "refpar.parallel.data:count_targets", 'mesh.axis("dp", "cp"))[0])', 'mesh.axis("dp"))[0]) * mesh.axis("cp").size',
+          run(cp=2), run(dp=2), MASTER),
+    Fault("loss-times-cp", "NVIDIA/Megatron-LM#906",
+          "the loss is multiplied by cp, for gradients that would be averaged over dp and cp, and are not over cp",
+          "refpar.train:train_step", "state.params, batches, count)", 'state.params, batches, count / mesh.axis("cp").size)',
+          run(cp=2), run(dp=2), MASTER),
+    Fault("averaged-over-shards", "deepspeedai/DeepSpeed#5248",
+          "gradients are averaged over all ranks, though those of cp have parts of one sequence",
+          "refpar.parallel.data:reduce_gradients", "flat = all_reduce(flat, bucket.over.on(mesh))",
+          'flat = all_reduce(flat, bucket.over.on(mesh)) / mesh.axis("cp").size', run(cp=2), run(dp=2), MASTER),
+)
+
+CONTEXT_PARALLEL: tuple[Fault, ...] = MERGED + PLACED + HEADED + SUMMED

@@ -71,6 +71,11 @@ SCHEDULED = (
           "mine = self.grads.setdefault(layer, {})\n"
           "            group = {name: grad * (self.schedule.micros if op.kind == 'W' else 1) for name, grad in group.items()}",
           run(pp=2, schedule="zb-h1"), run(pp=2), ONE_PLACE),
+    Fault("layers-of-nobody", "ml-explore/mlx-lm#1680",
+          "a stage begins at its number times its own size, and sizes differ: some layers belong to nobody",
+          "refpar.parallel.stages:stage_layers", "[slice(first, last) for first, last in zip(edges, edges[1:])]",
+          "[slice(at * (last - first), (at + 1) * (last - first)) for at, (first, last) in enumerate(zip(edges, edges[1:]))]",
+          run(pp=2), run(dp=2), ONE_PLACE),
     Fault("offset-of-virtual-stages", "NVIDIA/Megatron-LM#1584",
           "the first layer of a virtual stage is counted as if a rank's stages were neighbours: layers run in another order",
           "refpar.parallel.pipeline:pipelined", "stage_layers(chain, schedule.depth, by_cost)\n",

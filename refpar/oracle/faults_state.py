@@ -53,7 +53,7 @@ HANDED_ON = (
 )
 
 LABELS = (
-    Fault("local-labels", "NovaSky-AI/SkyRL#2056",
+    Fault("local-positions", "NovaSky-AI/SkyRL#2056",
           "a rank counts positions from its own first token: every shard begins a document, and those inside it go on",
           "refpar.parallel.order:together", "_replace(whole=whole)",
           "_replace(whole=whole, position=np.arange(len(held)) + 0 * whole.position[:, held])",

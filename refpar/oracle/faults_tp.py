@@ -46,6 +46,10 @@ LAYERS = (
           "people forget",
           f"{PAIRS}:copy_to", "Pair(keep, partial(all_reduce, axis=axis), Invariant, Replicate)", "Pair(keep, keep, Invariant, Replicate)",
           run(tp=2), run(dp=2), MASTER),
+    Fault("last-norm-not-summed", "NVIDIA-NeMo/Speech#7184",
+          "the last norm has no mark, or one of another name, and is not on the list of what sequence parallelism sums",
+          f"{PLACEMENT}:gradient_sums", "inside, layout.sp)", 'inside, layout.sp and not layer.endswith(".norm"))',
+          run(tp=2, sp=True), run(tp=2), MASTER),
     Fault("norm-of-heads-not-summed", "NVIDIA/Megatron-LM#7452",
           "a norm's weight is shared by all heads, and heads are cut over ranks: its gradient is summed under sequence parallelism alone",
           f"{PLACEMENT}:summed_axes", "if inside or sequence_parallel else", 'if inside and "/tp" in dims or sequence_parallel else',
@@ -65,6 +69,10 @@ LAYERS = (
     Fault("group-of-one-rank", "vllm-project/vllm#39262",
           "a group of the norm lies on several ranks, and each takes the statistic of its own channels",
           f"{TENSOR}:norm_groups", "pair = over(tp.among(ranks))", "pair = over(tp.among([tp.index]))",
+          run(replace(MAMBA2, groups=1), tp=2), run(MAMBA2, tp=3), MASTER),
+    Fault("group-of-all-ranks-one-way", "vllm-project/vllm#39262",
+          "a group of the norm lies on several ranks, which add up the statistic forward, and not its gradient backward",
+          f"{TENSOR}:norm_groups", "among(pair.backward)", "lambda part: part",
           run(replace(MAMBA2, groups=1), tp=2), run(MAMBA2, tp=3), MASTER),
 )
 
