@@ -149,7 +149,7 @@ OPTIONS: dict[str, Option] = {
     "latency": Option(exact, "X", "time of a message between two stages (default: 0)"),
     "plot": Option(path, "FILE", "a picture of the schedule, such as schedule.svg (needs the extra plot)"),
     "json": Option(None, "", "print JSON in place of tables"),
-    "trace": Option(path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
+    "trace": Option(path, "FILE", "write what each rank did when: JSON for Perfetto or chrome://tracing; a chart where FILE is .txt"),
 }
 
 class Command(NamedTuple):

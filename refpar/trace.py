@@ -4,7 +4,7 @@ A rank is a line of the picture.  On it lie spans: a layer's forward (`1.attenti
 the event before it, and collectives (`all_reduce on dp`) from begin to end; and instants: messages, with peer and bytes.
 Times are in microseconds since the first rank began: real ones, or those of a virtual clock (`refpar/clock.py`).
 
-`chart` draws the spans as text, for those who have no browser at hand.
+`chart` draws the spans as text, for those who have no browser at hand: it is what a file whose name ends with .txt gets.
 """
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ class Traced:
 
 
 def write(path: Path, events: list[dict]):
-    """The events of all ranks, as a trace file."""
+    """The events of all ranks, as a trace file, or as a chart."""
+    told = f"{chart(events)}\n" if path.suffix == ".txt" else json.dumps({"traceEvents": in_microseconds(events)})
     try:
-        path.write_text(json.dumps({"traceEvents": in_microseconds(events)}))
+        path.write_text(told)
     except OSError as error:
         raise Failed(f"the trace {path} cannot be written: {error.strerror}") from error
 

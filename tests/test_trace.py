@@ -27,6 +27,15 @@ def test_a_trace_of_a_run(world, tmp_path):
         assert all(event["ts"] >= 0 and event.get("dur", 0) >= 0 for event in mine)
 
 
+def test_a_file_of_text_gets_the_chart(world, tmp_path):
+    """A line for each rank, a hundred columns of time."""
+    path = tmp_path / "trace.txt"
+    world.run(Traced(run_sharded, path), 2, SITUATION)
+    lines = path.read_text().splitlines()
+    assert [line[:6] for line in lines] == ["   0 |", "   1 |"] and {len(line) for line in lines} == {107}
+    assert all(line[6:106].strip() for line in lines), "something is drawn for each"
+
+
 def test_where_a_trace_can_be_written(tmp_path):
     assert writable(None) is None and writable(tmp_path / "t.json") == tmp_path / "t.json"
     for path in (tmp_path, tmp_path / "none" / "t.json"):

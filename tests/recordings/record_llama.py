@@ -1,5 +1,5 @@
 """Records two small Llama-like models run by PyTorch in float64, one with tied embeddings: llama.npz, with which
-`test_recording_llama.py` compares ours.
+`test_recordings.py` compares ours.
 
     python tests/recordings/record_llama.py             (needs torch)
 
