@@ -11,6 +11,7 @@ Run:   python lessons/08_pipelines.py                              ranks are thr
        ... --fault NAME        plant a real mistake, such as normalised-after-backward: the lesson ends red
 """
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from refpar.schedules.simulate import Costs, simulate
 
 MODEL = replace(PRESETS["llama-uneven"], blocks=2, tied=True)
 MICROS = 8
-TIMES = {"F": 1, "B": 1, "W": 1}                            # a backward of both takes twice as long as a forward
 
 
 def one_step(wire, layout: Layout):
@@ -67,20 +67,26 @@ def teach(page: lesson.Page):
         page.say("  With two ops of rank 1 changed about, it is refused before the first message:", f"  {refused}")
         page.check(refused is not None, "a schedule that cannot be is refused")
 
-    page.say("", "3. Its time, on the virtual clock: the program above, where F, B and W take 1 each and messages nothing.",
-             f"  {'schedule':<14}{'makespan':>9}{'simulated':>10}{'bubble':>8}{'formula':>8}   in flight on each rank, at most")
+    page.say("", "3. Its time, on the virtual clock: the program above, where F, B and W of a rank's layers take 1 each, and messages",
+             "   nothing; and the micro-batches that each rank has in flight, at most:",
+             f"  {'schedule':<14}{'makespan':>9}{'simulated':>10}{'bubble':>8}{'formula':>8}   in flight")
     names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2") if p > 1 else ("gpipe",)     # 1F1B of one rank is no pipeline
+    bubbles = {}
     for name in names:
         layout = Layout(pp=p, schedule=name)
-        clock, made = ClockWorld(everywhere(Link()), given(TIMES)), schedule_of(layout, MICROS)
+        made = schedule_of(layout, MICROS)
+        stages = made.depth // p                            # of a rank: interleaved has two, and each takes and keeps half
+        time = Fraction(1, stages)
+        clock, line = ClockWorld(everywhere(Link()), given(dict.fromkeys("FBW", time))), simulate(made, Costs(time, time, time))
         clock.run(one_step, p, layout)
-        scale = 2 if name == "interleaved" else 1           # its stages are half as large, and here each op takes 1
-        line = simulate(made, Costs(1, 1, 1))
-        formula = bubble(name, Sizes(p, MICROS, scale, 1), scale, scale, scale)
+        formula = bubbles[name] = bubble(name, Sizes(p, MICROS, stages), 1, 1, 1)
         told = "-" if formula is None else f"{float(formula):g}"
-        page.say(f"  {name:<14}{clock.makespan:>9}{line.makespan:>10}{line.bubble:>8}{told:>8}   {' '.join(map(str, made.bound))}")
+        page.say(f"  {name:<14}{float(clock.makespan):>9g}{float(line.makespan):>10g}{float(line.bubble):>8g}{told:>8}   "
+                 + " ".join(f"{bound / stages:g}" for bound in made.bound))
         page.check(clock.makespan == line.makespan and formula in (None, line.bubble),
                    f"{name}: the program, the simulation and the formula agree")
+    if bubbles.get("interleaved") is not None:
+        page.check(2 * bubbles["interleaved"] == bubbles["1f1b"], "interleaving helps: with two stages a rank, half of 1F1B's bubble")
 
     page.say("", "4. 32 rows on 4 stages.  A larger micro-batch SIZE makes the bubble larger, a larger NUMBER smaller:")
     for size in (1, 2, 4, 8):
