@@ -23,7 +23,7 @@ from refpar.plan.bubble import Sizes, held
 from refpar.parallel.stages import on_rank, stage, stage_layers
 from refpar.schedules.generate import generate
 from refpar.schedules.model import part_of_model
-from refpar.schedules.post_validation import hoped, post_validated, stepped, validated
+from refpar.schedules.post_validation import Hope, hoped, stepped, validated
 from refpar.train import State, rate_of
 
 MODEL, MICROS = replace(MODELS["llama"], tied=False), 5
@@ -98,20 +98,24 @@ def test_2bw_is_one_step_of_delay():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("clip", [0.0, 1e-3, 1e3])
 def test_post_validation_is_the_ordinary_step(optimizer, clip):
-    training = Training(optimizer=optimizer, clip=clip, warmup=0, dtype="float64")
-    chain = build(MODEL)
+    """To the bit, on one stage, which has the whole norm when it hopes."""
+    ThreadWorld().run(one_stage, 1, Training(optimizer=optimizer, clip=clip, warmup=0, dtype="float64"))
+
+
+def one_stage(wire, training):
+    mesh, chain = Mesh(Layout(), wire), build(MODEL)
     params = initial(MODEL, chain, 0, np.float64, rough=True)
     state = State(params, zeros_like(params), zeros_like(params))
     batch = batches()[0]
     _, grads = loss_and_gradients(chain, params, batch, batch.count)
-    norm = math.sqrt(sum(float((grad ** 2).sum()) for _, grad in leaves(grads)))
-    after, back = post_validated(state, grads, lambda: norm, training)
-    expected = State(*updated(params, clipped(grads, norm, clip), state.m, state.v, 0, rate_of(0, training), training))
-    assert back == (0 < clip < norm) and after.step == 1
+    norm = math.sqrt(squared_norm(grads, chain, mesh))
+    after, back = validated(hoped(state, grads, chain, mesh, training), mesh, training)
+    expected = State(*updated(params, clipped(grads, norm, training.clip), state.m, state.v, 0, rate_of(0, training), training))
+    assert not back and after.step == 1
     for (name, one), (_, other) in zip(leaves(after._asdict() | {"step": np.ones(1)}), leaves(expected._asdict() | {"step": np.ones(1)})):
         assert one.tobytes() == other.tobytes(), name
     for wrong in (math.nan, math.inf):
-        same, back = post_validated(state, grads, lambda: wrong, training)      # noqa: B023
+        same, back = validated(Hope(state, grads, wrong, after), mesh, training)
         assert back and same is state
 
 

@@ -16,7 +16,7 @@ Source: Qi et al. 2023, "Zero bubble pipeline parallelism", section 4.
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,25 +45,16 @@ def hoped(state: State, grads: dict, chain, mesh, training: Training) -> Hope:
 
 
 def validated(hope: Hope, mesh, training: Training) -> tuple[State, bool]:
-    """(the state after the step, was the hoped one taken back?), when the whole norm has come back to this stage."""
-    return _validated(hope.before, hope.grads, math.sqrt(handed_back(hope.square, mesh.axis("pp"))), hope.after, training)
+    """(the state after the step, was the hoped one taken back?), when the whole norm has come back to this stage.
 
-
-def post_validated(state: State, grads: dict, norm_of: Callable[[], float], training: Training) -> tuple[State, bool]:
-    """The same where norm_of() waits for the whole norm: it is asked when the step is taken.
-
-    What the step gives is bitwise the ordinary one's; of a norm that is not finite, the state as it was.
+    With the same norm the step is bitwise the ordinary one's; of a norm that is not finite, the state as it was.
     """
-    after = stepped(state, grads, training)
-    return _validated(state, grads, norm_of(), after, training)
-
-
-def _validated(before: State, grads: dict, norm: float, after: State | None, training: Training) -> tuple[State, bool]:
+    norm = math.sqrt(handed_back(hope.square, mesh.axis("pp")))
     if not math.isfinite(norm):
-        return before, after is not None
+        return hope.before, hope.after is not None
     if clip_factor(norm, training.clip) == 1:
-        return after, False
-    return stepped(before, clipped(grads, norm, training.clip), training), after is not None
+        return hope.after, False
+    return stepped(hope.before, clipped(hope.grads, norm, training.clip), training), hope.after is not None
 
 
 def stepped(state: State, grads: dict, training: Training) -> State:
