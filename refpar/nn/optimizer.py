@@ -17,7 +17,8 @@ BLOCK = 1 << 14                 # elements handled at a time, so that the passes
 
 def squared(grad) -> float:
     """The sum of squares of one gradient, or of this rank's shard of it."""
-    return float(np.sum(np.square(grad, dtype=np.float64)))
+    flat = grad.astype(np.float64, copy=False).ravel()
+    return float(flat @ flat)
 
 
 def clip_factor(norm: float, clip: float) -> float:

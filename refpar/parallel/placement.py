@@ -15,6 +15,7 @@ import numpy as np
 
 from refpar.comm.collectives import all_reduce
 from refpar.config import Layout, Model, run_of
+from refpar.nn.optimizer import squared
 
 SHARED = "KG"           # dims of which a run's ranks hold the same part
 
@@ -87,14 +88,15 @@ def gradient_sums(chain, layout: Layout) -> dict[tuple[str, str], Sum]:
 
 
 def squared_norm(grads: dict, chain, mesh) -> float:
-    """The squared norm of the whole gradient.  After the sums of law 2 a gradient is the same on all ranks that hold its part of the
-    parameter: the first of them gives its squares, and these are added over the axes that cut the model."""
-    square, dims = 0.0, chain.dims()
-    for (layer, name), over in gradient_sums(chain, mesh.layout).items():
-        if is_first(dims[layer][name], over, mesh):
-            flat = grads[layer][name].astype(np.float64, copy=False).ravel()
-            square += float(flat @ flat)
-    return float(all_reduce(np.array([square]), mesh.axis("pp", "tp"))[0])
+    """The squared norm of the whole gradient: the squares that ranks give, added over the axes that cut the model."""
+    return float(all_reduce(np.array([squares_here(grads, chain, mesh)]), mesh.axis("pp", "tp"))[0])
+
+
+def squares_here(grads: dict, chain, mesh) -> float:
+    """This rank's squares.  After the sums of law 2 a gradient is the same on all ranks that hold its part of the parameter: the
+    first of them gives its squares."""
+    dims, sums = chain.dims(), gradient_sums(chain, mesh.layout)
+    return sum((squared(grads[layer][name]) for (layer, name), over in sums.items() if is_first(dims[layer][name], over, mesh)), 0.0)
 
 
 def is_first(dims: str, over: Sum, mesh) -> bool:

@@ -22,8 +22,8 @@ import numpy as np
 
 from refpar.comm.collectives import all_reduce
 from refpar.config import Training
-from refpar.nn.optimizer import clip_factor, clipped, squared, updated
-from refpar.parallel.placement import gradient_sums, is_first
+from refpar.nn.optimizer import clip_factor, clipped, updated
+from refpar.parallel.placement import squares_here
 from refpar.train import State, rate_of
 
 
@@ -39,7 +39,8 @@ class Hope(NamedTuple):
 
 def hoped(state: State, grads: dict, chain, mesh, training: Training) -> Hope:
     """This stage's step, taken as soon as the stages before it have told their squares.  grads: after the sums over ranks."""
-    square = passed_on(squares_here(grads, chain, mesh), mesh.axis("pp"))
+    mine = all_reduce(np.array([squares_here(grads, chain, mesh)]), mesh.axis("tp"))
+    square = passed_on(float(mine[0]), mesh.axis("pp"))
     allowed = math.isfinite(square) and clip_factor(math.sqrt(square), training.clip) == 1
     return Hope(state, grads, square, stepped(state, grads, training) if allowed else None)
 
@@ -60,13 +61,6 @@ def validated(hope: Hope, mesh, training: Training) -> tuple[State, bool]:
 def stepped(state: State, grads: dict, training: Training) -> State:
     """The state after the optimizer's step with these gradients."""
     return State(*updated(state.params, grads, state.m, state.v, state.step, rate_of(state.step, training), training))
-
-
-def squares_here(grads: dict, chain, mesh) -> float:
-    """The squares of this stage's gradients, each counted once, over its ranks of tp."""
-    dims, sums = chain.dims(), gradient_sums(chain, mesh.layout)
-    mine = sum(squared(grads[layer][name]) for (layer, name), over in sums.items() if is_first(dims[layer][name], over, mesh))
-    return float(all_reduce(np.array([mine], np.float64), mesh.axis("tp"))[0])
 
 
 def passed_on(square: float, pp) -> float:
