@@ -105,8 +105,8 @@ class MpiWire(Wire):
         until = time.monotonic() + 4 * PATIENCE
         while not (mismatch := self.board.mismatch()) and time.monotonic() < until:
             time.sleep(TICK)
-        return mismatch or ValueError(f"rank {self.rank} of {self.size} {told}  ({site(sys._getframe())})"
-                                                   f"{errand_text(request.errand)}")
+        where = f"({site(sys._getframe())}){errand_text(request.errand)}"
+        return mismatch or ValueError(f"rank {self.rank} of {self.size} {told}  {where}")
 
 
 class MpiWorld:
