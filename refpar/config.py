@@ -258,8 +258,8 @@ class Layout:
         for name in ("virtual_stages", "slices"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
-        _require(self.schedule != "sliced" or self.cp == 1,
-                 f"mesh: cp={self.cp} cuts the sequence, and so does schedule sliced: one of them at a time")
+        _require(self.schedule != "sliced" or self.cp == 1 or not self.cp_attention.startswith("ulysses"),
+                 f"mesh: schedule sliced hands on keys by tokens, and cp {self.cp_attention} has them by heads: take ring or gather")
         _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
         _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")

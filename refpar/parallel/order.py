@@ -60,6 +60,22 @@ def part_of(batch: Batch, way: str, cp) -> Batch:
     return together(batch, way, cp.size, [cp.index])
 
 
+def sliced(batch: Batch, slices: int, way: str, cp) -> list[Batch]:
+    """This cp rank's parts of all slices of the whole rows, from the first: rows are cut into slices first, and each of these over cp."""
+    whole, parts = whole_of(batch), []
+    for number in range(slices):
+        columns = share(whole.tokens.shape[1], slices, number)
+        before = parts[-1].whole if parts else None
+        parts.append(part_of(whole.cut(columns=columns)._replace(whole=whole, before=before), way, cp))
+    return parts
+
+
+def so_far(batch: Batch) -> list[Batch]:
+    """The slices of whole rows, from the first to the one that a batch is a part of."""
+    whole = whole_of(batch)
+    return [whole] if whole.before is None else [*so_far(whole._replace(whole=whole.before)), whole]
+
+
 def whole_of(batch: Batch) -> Batch:
     """The whole rows that a batch is a part of; ValueError if it knows none."""
     if batch.whole is None:
