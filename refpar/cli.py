@@ -171,11 +171,11 @@ COMMANDS: dict[str, Command] = {
         {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer; "
                  "volumes: what a layer sends as the sequence grows; schedule: a pipeline's, with its bubble",
          "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
-        ("model", "mesh", "order", *FILLINGS, "micro-batches", "size", "algorithm", "plot", "trace", "json"),
+        ("model", "mesh", "order", *FILLINGS, "sequence", "micro-batches", "size", "algorithm", "plot", "trace", "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
          "python -m refpar show messages attention --mesh tp=2 --sp",
-         "python -m refpar show volumes --mesh tp=8",
+         "python -m refpar show volumes --mesh cp=8 --sequence 1048576",
          "python -m refpar show schedule --mesh pp=4 --schedule zb-h1",
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(

@@ -150,6 +150,12 @@ REFUSED = [
     ("show messages attention --model mamba2", "there is no attention in a model whose pattern is mamba2"),
     ("show messages attention --mesh pp=2", "mesh pp=2 has pp=2, and a layer stands on one stage"),
     ("show messages mlp --size 3", "mlp is a layer, and takes no --algorithm and no --size"),
+    ("show mesh --sequence 8", "mesh takes no --sequence: only volumes grow with it"),
+    ("show volumes attention", "volumes takes no 'attention'"),
+    ("show volumes --mesh pp=2", "mesh pp=2 has pp=2, and a layer stands on one stage"),
+    ("show volumes --mesh tp=65", "mesh tp=65 has 65 ranks, and volumes are compared for at most 64"),
+    ("show volumes --sequence 1048577", "--sequence 1048577 must be at most 1048576"),
+    ("show volumes --sequence 0", "--sequence must be a whole number of at least 1, not '0'"),
     ("show shards --mesh pp=12", "pp=12 is more than the model's 11 layers"),
 ]
 

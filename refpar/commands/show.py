@@ -23,6 +23,8 @@ def prepare(world, args) -> Job:
         raise ValueError(f"{wrong}; name {' or '.join(DRAWINGS)}")
     if (args.algorithm or args.node) and args.what != "messages":
         raise ValueError(f"{args.what} takes no --algorithm and no --node: only messages are those of a collective")
+    if args.sequence is not None and args.what != "volumes":
+        raise ValueError(f"{args.what} takes no --sequence: only volumes grow with it")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
     return Job(*DRAWINGS[args.what](args), args.json)
@@ -85,8 +87,9 @@ def volumes(args):
     """What one layer sends as the sequence grows: the survey's strategies, Transformer and Mamba."""
     from refpar.show import volumes
     layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
-    mamba = model if "mamba2" in model.pattern else parse_model("mamba2")
-    return lambda: volumes.draw(model, mamba, layout.ranks), lambda: volumes.describe(model, mamba, layout.ranks)
+    longest = args.sequence or volumes.LONGEST
+    volumes.check(layout, longest)
+    return lambda: volumes.draw(model, layout, longest), lambda: volumes.describe(model, layout, longest)
 
 
 def schedule(args):
