@@ -256,9 +256,9 @@ def test_where_attention_and_a_state_send_as_much(capsys):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_volumes_are_at_most_104_columns_wide(capsys, name):
+def test_volumes_are_at_most_100_columns_wide(capsys, name):
     out = shown(capsys, "volumes", "--model", name, "--mesh", "tp=3", "--sequence", "1048576")
-    assert max(map(len, out.splitlines())) <= 104 and "1024K" in out
+    assert max(map(len, out.splitlines())) <= 100 and "1024K" in out
 
 
 def test_a_schedule_is_drawn_with_its_bubble(capsys):

@@ -94,11 +94,11 @@ def draw(model: Model, layout: Layout, longest: int) -> str:
              f"  attention  d={s['width']}, a={s['heads']} query and k={s['kv_heads']} key heads of e={s['head_width']}",
              f"  mamba2     d={s['width']}, m={s['ssm_heads']} heads of p={s['ssm_head_width']} in g={s['groups']} groups, "
              f"state n={s['state']}, w={s['conv']} taps", "",
-             f"  {'layer':<10} {'strategy':<18}" + "".join(f"{tokens(length):>12}" for length in found["lengths"])]
+             f"  {'layer':<9} {'strategy':<16}" + "".join(f"{tokens(length):>12}" for length in found["lengths"])]
     for row in found["rows"]:
         cells = [cell(size["forward"], figure) for size, figure in zip(row["bytes"], row.get("figure", [None] * len(row["bytes"])))]
         stars = stars or any("*" in text for text in cells)
-        lines.append(f"  {row['layer']:<10} {row['strategy']:<18}" + "".join(f"{text:>12}" for text in cells))
+        lines.append(f"  {row['layer']:<9} {row['strategy']:<16}" + "".join(f"{text:>12}" for text in cells))
     lines += ["  * not what the formula says: short sums are doubled, or a rank has no head"] if stars else []
     return "\n".join([*lines, "", *formulas(found), "", *summed_up(found)])
 
@@ -123,7 +123,7 @@ def tokens(length: int) -> str:
 
 def formulas(found: dict) -> list[str]:
     """The survey's beside ours, and why they differ."""
-    lines = ["elements that each of N ranks sends, forward; z is a state with its decays and the conv's last inputs,",
+    lines = ["elements that each of N ranks sends, forward; z: a state, its decays, and the conv's last inputs,",
              "b (m (1 + p n) + (w-1) (m p + 2 g n)); h ranks exchange heads, and N/h such groups stand on a ring",
              f"  {'table':<6}{'layer':<10} {'strategy':<17}{'the survey prints':<23}refpar"]
     for row in found["rows"]:
@@ -141,5 +141,5 @@ def summed_up(found: dict) -> list[str]:
     if found["even"] is not None:
         lines.append(f"Attention around a ring sends as much as a state at {found['even']:,.0f} tokens, and more beyond.")
     once = found["once a step"]
-    return [*lines, "Once a step, dp and cp alike sum the layer's gradients, 2(N-1)/N of its parameters: "
-                    f"{units(once['attention'])}, and {units(once['mamba2'])}."]
+    return [*lines, "Once a step, dp and cp alike sum a layer's gradients, 2(N-1)/N of its parameters:",
+            f"{units(once['attention'])} of attention's, {units(once['mamba2'])} of Mamba-2's."]
