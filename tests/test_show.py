@@ -261,6 +261,20 @@ def test_volumes_are_at_most_100_columns_wide(capsys, name):
     assert max(map(len, out.splitlines())) <= 100 and "1024K" in out
 
 
+def test_work_beside_the_surveys(capsys):
+    """Per rank; keys and values twice where 4 ranks share 2 key heads, and of a causal row a little more than half."""
+    told = json.loads(shown(capsys, "work", "--mesh", "tp=4", "--sequence", "1000", "--json"))
+    terms = {(one["layer"], one["term"]): one for one in told["terms"]}
+    keys = 4 * 1000 * 2 * 32 * 128
+    assert terms["attention", "K, V"]["figure"] == keys
+    assert terms["attention", "K, V"]["ours"] == {"dp": keys, "tp": 2 * keys, "cp": keys}
+    pairs = terms["attention", "Q K', S V"]
+    assert pairs["backward"] == 2.5 and all(0.5 < ours / pairs["figure"] < 0.6 for ours in pairs["ours"].values())
+    assert pairs["ours"]["cp"] < pairs["ours"]["dp"]                        # shorter rows have shorter blocks, which hide less
+    out = shown(capsys, "work", "--model", "mamba2-uneven")
+    assert "- elementwise, no matrix product" in out and max(map(len, out.splitlines())) <= 100
+
+
 def test_a_schedule_is_drawn_with_its_bubble(capsys):
     assert cli.main(["show", "schedule", "--mesh", "pp=4", "--micro-batches", "6", "--schedule", "gpipe"]) == 0
     out = capsys.readouterr().out

@@ -1,5 +1,4 @@
-"""The survey's tables, in their corrected form, are what layers and collectives send: counted, forward and backward, for even and uneven
-sizes."""
+"""The survey's tables, corrected, are what layers and collectives send: counted, forward and backward, for even and uneven sizes."""
 import dataclasses
 
 import numpy as np

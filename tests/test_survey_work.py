@@ -29,7 +29,7 @@ UPWARD = {"input gradient": "linear", "weight gradient": "linear", **dict.fromke
 
 def one_layer(wire, config: Model, cut: Cut, rows: int, length: int):
     """FLOPs of this rank by op, forward and backward."""
-    mesh, kind = Mesh(cut.layout, wire), config.pattern[0]
+    mesh = Mesh(cut.layout, wire)
     chain = fill.model(config, mesh)
     params = initial(config, chain, 0, np.float64, cut=lambda name, dims: part(config, dims, mesh), rough=True)
     name, layer = chain.layers[1]
@@ -90,7 +90,7 @@ def test_terms_of_rows_of_several_blocks(ranks, length):
 
 
 def test_the_corrections_are_all_that_differs():
-    """Without causal mask, elementwise work, groups and uneven chunks the printed totals stand; and each correction changes something."""
+    """Without a mask, elementwise work, groups and uneven chunks the printed totals stand; and each correction changes something."""
     z = Sizes.of(Model(width=24, heads=6, kv_heads=2, head_width=4, ssm_heads=6, groups=6, chunk=16), 2, 64)
     for term in TERMS:
         idle = [step.why for step in term.steps if step not in (survey_work.SEEN, survey_work.MASKED, survey_work.NO_PRODUCT)]

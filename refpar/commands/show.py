@@ -23,8 +23,8 @@ def prepare(world, args) -> Job:
         raise ValueError(f"{wrong}; name {' or '.join(DRAWINGS)}")
     if (args.algorithm or args.node) and args.what != "messages":
         raise ValueError(f"{args.what} takes no --algorithm and no --node: only messages are those of a collective")
-    if args.sequence is not None and args.what != "volumes":
-        raise ValueError(f"{args.what} takes no --sequence: only volumes grow with it")
+    if args.sequence is not None and args.what not in ("volumes", "work"):
+        raise ValueError(f"{args.what} takes no --sequence: only volumes and work grow with it")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
     return Job(*DRAWINGS[args.what](args), args.json)
@@ -92,6 +92,15 @@ def volumes(args):
     return lambda: volumes.draw(model, layout, longest), lambda: volumes.describe(model, layout, longest)
 
 
+def work(args):
+    """The FLOPs of one layer: the survey's, and those counted, for each way to cut it."""
+    from refpar.show import volumes, work
+    layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
+    length = args.sequence or work.DEFAULT
+    volumes.check(layout, length)
+    return lambda: work.draw(model, layout, length), lambda: work.describe(model, layout, length)
+
+
 def schedule(args):
     """A pipeline's schedule as a grid, in time, with its bubble; F, B and W take one unit each."""
     from refpar.schedules.model import schedule_of
@@ -108,7 +117,8 @@ def schedule(args):
     return lambda: schedule.draw(made), lambda: schedule.describe(simulate(made))
 
 
-DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "schedule": schedule}
+DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "work": work,
+                                 "schedule": schedule}
 
 
 def run(world, job: Job) -> int:

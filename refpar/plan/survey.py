@@ -1,17 +1,17 @@
 """What the survey's tables say that a layer moves, as printed and as counted (arXiv:2602.09109, tables 3 and 8, section 5.2).
 
-Each row has the survey's figure, the corrections that lead from it to ours, one after the other and by name, and ours.  A figure is in
-elements, for each of N ranks and forward; where ranks differ, it is the mean of all, which is exact for uneven sizes too.  What
-one rank sends is told by `sent`, from the formulas of `plan/traffic.py`: those know that sizes are uneven, and which algorithm runs.
+Each row has the survey's figure, the corrections that lead from it to ours, one after the other and by name, and ours.  A figure is
+in elements, for each of N ranks and forward; where ranks differ, the mean of all, which is exact for uneven sizes too.  What one rank
+sends is told by `layer_sends`, from the formulas of `plan/traffic.py`: they know what is uneven, and which algorithm runs.
 
-    long arrays     figure and `sent` agree to the byte, summed over ranks
-    short arrays    an all_reduce of at most 64 KiB goes by doubling (`comm/choose.py`): fewer messages, and log2 N times its bytes from
-                    each rank in place of 2(N-1)/N.  `sent` says so, the figure does not
+    long arrays     both agree to the byte, summed over ranks
+    short arrays    an all_reduce of at most 64 KiB goes by doubling (`comm/choose.py`): fewer messages, and log2 N times its bytes
+                    from each rank in place of 2(N-1)/N.  `layer_sends` says so, the figure does not
 
 Table 2, of the collectives themselves, is `plan/volume.py`'s SURVEY; the FLOPs of section 5 are in `plan/survey_work.py`.
 
-Letters: b rows, s tokens, d width, a query heads, k key heads, e their width, f the MLP's width; of Mamba-2: m heads of width p, state
-n, g groups, w taps, l tokens a chunk; u bytes of a number; h ranks that exchange heads, where others stand on a ring with them.
+Letters: b rows, s tokens, d width, a query heads, k key heads, e their width, f the MLP's width; of Mamba-2: m heads of width p,
+state n, g groups, w taps, l tokens a chunk; u bytes of a number; h ranks that exchange heads, where N/h such groups form a ring.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
     @property
     def summary(self) -> float:
-        """What a cp rank hands on for Mamba-2: decay and state of each head, three tails of the conv, and their numbers of tokens."""
+        """What a cp rank hands on for Mamba-2: decay and state of each head, three tails of the conv, and how long these are."""
         return self.b * (self.m * (1 + self.p * self.n) + (self.w - 1) * self.channels + 3 * COUNT / self.u)
 
     @property
@@ -93,13 +93,9 @@ def corrected(row: Row, z: Sizes, N: int) -> float:
     return figure
 
 
-def sent(row: Row, model: Model, N: int, rank: int, rows: int, length: int, dtype) -> tuple[int, int]:
-    """(forward, backward): BYTES that one rank sends, for any sizes, by the algorithms that run.  rows: of the rank."""
-    return layer_sends(row.kind, model, row.layout(N), rank, rows, length, dtype)
-
-
 def layer_sends(kind: str, model: Model, layout: Layout, rank: int, rows: int, length: int, dtype) -> tuple[int, int]:
-    """The same, of any layout."""
+    """(forward, backward): BYTES that one rank sends for a layer, for any sizes, by the algorithms that run.  rows: the rank's;
+    length: of whole rows."""
     here = traffic.Here(model, traffic.mesh_of(layout, rank), rows, length, np.dtype(dtype))
     told = traffic.LAYERS[kind](here)
     return sum(one.bytes for one in told if one.forward), sum(one.bytes for one in told if not one.forward)
@@ -166,22 +162,27 @@ OWN_PART = Step("the own part does not travel", lambda figure, z, N: figure * (N
 WIDTH = Step("a e is the heads' width, and what moves is the stream's", lambda figure, z, N: figure * z.d / (z.a * z.e))
 REPEATED = Step("where k < N a key head goes to each rank of its run",
                 lambda figure, z, N: figure * (z.a + max(z.k, N)) / (z.a + z.k))
-STATISTIC = Step("where g < N ranks share a group of the norm, and its statistic", lambda figure, z, N: figure + norm_statistic(z, N))
+STATISTIC = Step("where g < N ranks share a group of the norm, and its statistic",
+                 lambda figure, z, N: figure + norm_statistic(z, N))
 
 
 def tp(N: int) -> Layout:
+    """Heads and features are cut."""
     return Layout(tp=N)
 
 
 def tpsp(N: int) -> Layout:
+    """And tokens outside the layers."""
     return Layout(tp=N, sp=True)
 
 
 def cp(**ways) -> Callable[[int], Layout]:
+    """Tokens are cut, and this is how layers meet the others."""
     return lambda N: Layout(cp=N, **ways)
 
 
 def dp(N: int) -> Layout:
+    """Rows are cut."""
     return Layout(dp=N)
 
 
@@ -204,10 +205,12 @@ ROWS: tuple[Row, ...] = (
     Row("", "attention", "Ulysses and ring", cp(cp_attention="ulysses+ring"), "", none, (),
         "2/(h N) b s e ((h-1)(a+k) + (N-h) k)", lambda z, N: near(z, N) + across(z, N),
         lambda z, N: near(z, N) + 2 * across(z, N), "the ring's part twice"),
-    Row("5.2", "attention", "TP", tp, "2 s a e", lambda z, N: 2 * z.s * z.a * z.e, (ROWS_TOO, OWN_PART, WIDTH), STREAM, stream, stream),
+    Row("5.2", "attention", "TP", tp, "2 s a e", lambda z, N: 2 * z.s * z.a * z.e, (ROWS_TOO, OWN_PART, WIDTH),
+        STREAM, stream, stream),
     Row("5.2", "attention", "CP, ring", cp(), "2 s k e", lambda z, N: 2 * z.s * z.k * z.e, (ROWS_TOO, OWN_PART),
         KEYS, keys, twice(keys), TWICE),
-    Row("5.2", "mlp", "TP", tp, "2 s a e", lambda z, N: 2 * z.s * z.a * z.e, (ROWS_TOO, OWN_PART, WIDTH), STREAM, stream, stream),
+    Row("5.2", "mlp", "TP", tp, "2 s a e", lambda z, N: 2 * z.s * z.a * z.e, (ROWS_TOO, OWN_PART, WIDTH),
+        STREAM, stream, stream),
     Row("8", "mamba2", "DP", dp, "0", none, (), "0", none, none, "gradients, once a step"),
     Row("", "mamba2", "TP", tp, "", none, (), f"{STREAM} + norm", lambda z, N: stream(z, N) + norm_statistic(z, N),
         lambda z, N: stream(z, N) + norm_statistic(z, N)),

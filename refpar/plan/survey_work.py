@@ -1,7 +1,7 @@
 """The FLOPs of the survey's section 5, forward, as printed and as counted (arXiv:2602.09109).
 
-Printed are totals, of which each of N devices is said to have 1/N, whichever way the work is cut.  Each term here has the printed figure,
-the corrections that lead from it to ours, by name, and the ops that a ledger counts it under.  Ours is the sum over all ranks:
+Printed are totals, of which each of N devices is said to have 1/N, whichever way the work is cut.  Each term here has the printed
+figure, the corrections that lead from it to ours, by name, and the ops that a ledger counts it under.  Ours is the sum of all ranks:
 
     counted             matrix products, 2mnk each; so neither the softmax (5 b s^2 a), nor the MLP's activation, conv, norms
     a causal mask       keys behind a block's last query are not touched; of the blocks on the diagonal half is computed and hidden
@@ -9,8 +9,8 @@ the corrections that lead from it to ours, by name, and the ops that a ledger co
     repeated            where tp has more ranks than key heads, or groups, each rank of a run projects its own copy
     chunks              a shard of cp begins its own, and its last one is shorter
 
-Two lines of the survey are slips: per device it prints 4 b s k e / N for keys and values, without the factor d of its total; and it takes
-backward as twice forward, which holds for linear maps alone (`Term.backward`; blocks of attention and scores of chunks are computed again).
+Two lines of the survey are slips: per device it prints 4 b s k e / N for keys and values, without the factor d of its total; and it
+takes backward as twice forward, which holds for linear maps alone (`Term.backward`: scores are computed again).
 
 A rank's own share is 1/N of it in the mean only: of a causal row in contiguous shards the last rank has nearly twice as much.
 `plan/flops.py` has each rank's own, for any batch.
@@ -121,12 +121,16 @@ TERMS: tuple[Term, ...] = (
     Term("attention", "O", "2 b s d^2", lambda z: 2 * z.b * z.s * z.d**2, (HEADS,), LINEAR),
     Term("mlp", "gate, up, down", "6 b s d f", lambda z: 6 * z.b * z.s * z.d * z.f, (), LINEAR),
     Term("mlp", "SwiGLU", "5 b s f", lambda z: 5 * z.b * z.s * z.f, (NO_PRODUCT,), ()),
-    Term("mamba2", "in-projection", "2 b s d (2 m p + 2 g n + m)", lambda z: 2 * z.b * z.s * z.d * (2 * z.m * z.p + 2 * z.g * z.n + z.m),
-         (PROJECTED,), LINEAR),
-    Term("mamba2", "C B'", "2 b (s/l) m l^2 n", lambda z: 2 * z.b * z.s * z.l * z.m * z.n, (A_GROUP, COPIES, SHORTER), ("C B'",), Fraction(3)),
-    Term("mamba2", "(C B' o decay) X", "2 b (s/l) m l^2 p", lambda z: 2 * z.b * z.s * z.l * z.m * z.p, (SHORTER,), ("(C B' o decay) X",)),
-    Term("mamba2", "chunk states", "2 b (s/l) m l p n", lambda z: 2 * z.b * z.s * z.m * z.p * z.n, (), ("chunk states",), Fraction(3)),
-    Term("mamba2", "inter-chunk", "2 b (s/l) m p n", lambda z: 2 * z.b * z.s / z.l * z.m * z.p * z.n, (CHUNKS,), ("inter-chunk",), Fraction(1)),
+    Term("mamba2", "in-projection", "2 b s d (2 m p + 2 g n + m)",
+         lambda z: 2 * z.b * z.s * z.d * (2 * z.m * z.p + 2 * z.g * z.n + z.m), (PROJECTED,), LINEAR),
+    Term("mamba2", "C B'", "2 b (s/l) m l^2 n", lambda z: 2 * z.b * z.s * z.l * z.m * z.n,
+         (A_GROUP, COPIES, SHORTER), ("C B'",), Fraction(3)),
+    Term("mamba2", "(C B' o decay) X", "2 b (s/l) m l^2 p", lambda z: 2 * z.b * z.s * z.l * z.m * z.p, (SHORTER,),
+         ("(C B' o decay) X",)),
+    Term("mamba2", "chunk states", "2 b (s/l) m l p n", lambda z: 2 * z.b * z.s * z.m * z.p * z.n, (), ("chunk states",),
+         Fraction(3)),
+    Term("mamba2", "inter-chunk", "2 b (s/l) m p n", lambda z: 2 * z.b * z.s / z.l * z.m * z.p * z.n, (CHUNKS,),
+         ("inter-chunk",), Fraction(1)),
     Term("mamba2", "C h", "2 b (s/l) m p n l", lambda z: 2 * z.b * z.s * z.m * z.p * z.n, (), ("C h",)),
     Term("mamba2", "out-projection", "2 b s m p d", lambda z: 2 * z.b * z.s * z.m * z.p * z.d, (), LINEAR),
 )

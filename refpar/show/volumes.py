@@ -1,6 +1,6 @@
 """The survey's comparison in the terminal: what one layer sends as the sequence grows, Transformer against Mamba.
 
-All strategies have the same ranks.  Bytes are those of the algorithms that run (`plan/survey.py`, `sent`); where ranks differ, the mean.
+All strategies have the same ranks.  Bytes are those of the algorithms that run (`plan/survey.py`); where ranks differ, the mean.
 """
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def formulas(found: dict) -> list[str]:
              f"  {'table':<6}{'layer':<10} {'strategy':<17}{'the survey prints':<23}refpar"]
     for row in found["rows"]:
         if "ours" in row:
-            lines.append(f"  {row['table'] or '-':<6}{row['layer']:<10} {row['strategy']:<17}{row['printed'] or '-':<23}{row['ours']}")
+            lines.append(f"  {row['table'] or '-':<6}{row['layer']:<10} {row['strategy']:<17}{row['printed'] or '-':<23}"
+                         f"{row['ours']}")
             notes = [f"- {why}" for why in row["differs"]] + [f"backward: {row['upward']}"] * (row["upward"] != "as much")
             lines += [f"  {'':<34}{note}" for note in notes]
     return lines
