@@ -156,6 +156,8 @@ REFUSED = [
     ("show volumes --mesh tp=65", "mesh tp=65 has 65 ranks, and volumes are compared for at most 64"),
     ("show volumes --sequence 1048577", "--sequence 1048577 must be at most 1048576"),
     ("show work --mesh pp=2", "leave pp out"),
+    ("show work --model llama,window=8", "window=8, and the survey's FLOPs are those of attention without a window"),
+    ("show volumes --model llama,cut=true", "the mixer is cut out"),
     ("show volumes --sequence 0", "--sequence must be a whole number of at least 1, not '0'"),
     ("show shards --mesh pp=12", "pp=12 is more than the model's 11 layers"),
 ]

@@ -60,6 +60,7 @@ def cases(draw):
     ranks, kv_heads, groups = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     config = Model(pattern=(draw(st.sampled_from(("attention", "mlp", "mamba2"))),), blocks=1, width=draw(st.integers(4, 9)),
                    heads=6 * kv_heads, kv_heads=kv_heads, head_width=draw(st.sampled_from((2, 4))), ffn=draw(st.integers(6, 9)),
+                   mlp=draw(st.sampled_from(("swiglu", "gelu"))),
                    ssm_heads=6 * groups, ssm_head_width=draw(st.integers(1, 3)), groups=groups, state=draw(st.integers(1, 3)),
                    chunk=draw(st.integers(1, 9)))
     ways = {"attention": ("dp", "tp", "cp", "ulysses"), "mlp": ("dp", "tp", "cp"), "mamba2": ("dp", "tp", "cp", "heads")}
@@ -96,7 +97,7 @@ def test_the_corrections_are_all_that_differs():
         idle = [step.why for step in term.steps if step not in (survey_work.SEEN, survey_work.MASKED, survey_work.NO_PRODUCT)]
         left = term._replace(steps=tuple(step for step in term.steps if step.why in idle))
         assert corrected(left, z, Cut("dp", 2)) == pytest.approx(term.figure(z)), term.name
-    odd = Sizes.of(Model(width=20, heads=6, kv_heads=2, head_width=4, ssm_heads=6, groups=2, chunk=16), 2, 70)
+    odd = Sizes.of(Model(width=20, heads=6, kv_heads=2, head_width=4, ssm_heads=6, groups=2, chunk=16, mlp="gelu"), 2, 70)
     for term in TERMS:
         for step in term.steps:
             assert any(step.to(7.0, odd, Cut(way, 4)) != 7.0 for way in ("tp", "cp")), (term.name, step.why)

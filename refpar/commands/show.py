@@ -88,7 +88,7 @@ def volumes(args):
     from refpar.show import volumes
     layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
     longest = args.sequence or volumes.LONGEST
-    volumes.check(layout, longest)
+    volumes.check(model, layout, longest)
     return lambda: volumes.draw(model, layout, longest), lambda: volumes.describe(model, layout, longest)
 
 
@@ -97,7 +97,8 @@ def work(args):
     from refpar.show import volumes, work
     layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
     length = args.sequence or work.DEFAULT
-    volumes.check(layout, length)
+    volumes.check(model, layout, length)
+    work.check(model)
     return lambda: work.draw(model, layout, length), lambda: work.describe(model, layout, length)
 
 

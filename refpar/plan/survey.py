@@ -1,8 +1,8 @@
 """What the survey's tables say that a layer moves, as printed and as counted (arXiv:2602.09109, tables 3 and 8, section 5.2).
 
 Each row has the survey's figure, the corrections that lead from it to ours, one after the other and by name, and ours.  A figure is
-in elements, for each of N ranks and forward; where ranks differ, the mean of all, which is exact for uneven sizes too.  What one rank
-sends is told by `layer_sends`, from the formulas of `plan/traffic.py`: they know what is uneven, and which algorithm runs.
+in elements, for each of N ranks and forward; where ranks differ, the mean, which is exact for uneven sizes too.  What one rank sends
+is told by `layer_sends`, from the formulas of `plan/traffic.py`: they know what is uneven, and which algorithm runs.
 
     long arrays     both agree to the byte, summed over ranks
     short arrays    an all_reduce of at most 64 KiB goes by doubling (`comm/choose.py`): fewer messages, and log2 N times its bytes
@@ -10,8 +10,9 @@ sends is told by `layer_sends`, from the formulas of `plan/traffic.py`: they kno
 
 Table 2, of the collectives themselves, is `plan/volume.py`'s SURVEY; the FLOPs of section 5 are in `plan/survey_work.py`.
 
-Letters: b rows, s tokens, d width, a query heads, k key heads, e their width, f the MLP's width; of Mamba-2: m heads of width p,
-state n, g groups, w taps, l tokens a chunk; u bytes of a number; h ranks that exchange heads, where N/h such groups form a ring.
+Letters: b rows, s tokens, d width, a query heads, k key heads, e their width, f the MLP's width, j its matrices; of Mamba-2: m
+heads of width p, state n, g groups, w taps, l tokens a chunk; u bytes of a number; h ranks that exchange heads, where N/h such
+groups stand on a ring.
 """
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ class Sizes(NamedTuple):
     k: int
     e: int
     f: int
+    j: int
     m: int
     p: int
     n: int
@@ -47,8 +49,9 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, model: Model, rows: int, length: int, itemsize: int = 8) -> Sizes:
         """Those of a model."""
-        return cls(rows, length, model.width, model.heads, model.kv_heads, model.head_width, model.ffn, model.ssm_heads,
-                   model.ssm_head_width, model.state, model.groups, model.conv, model.chunk, itemsize)
+        return cls(rows, length, model.width, model.heads, model.kv_heads, model.head_width, model.ffn,
+                   3 if model.mlp == "swiglu" else 2, model.ssm_heads, model.ssm_head_width, model.state, model.groups, model.conv,
+                   model.chunk, itemsize)
 
     @property
     def summary(self) -> float:

@@ -1,7 +1,7 @@
 """The FLOPs of the survey's section 5, forward, as printed and as counted (arXiv:2602.09109).
 
 Printed are totals, of which each of N devices is said to have 1/N, whichever way the work is cut.  Each term here has the printed
-figure, the corrections that lead from it to ours, by name, and the ops that a ledger counts it under.  Ours is the sum of all ranks:
+figure, the corrections that lead from it to ours, by name, and the ops under which it is counted.  Ours is the sum of all ranks:
 
     counted             matrix products, 2mnk each; so neither the softmax (5 b s^2 a), nor the MLP's activation, conv, norms
     a causal mask       keys behind a block's last query are not touched; of the blocks on the diagonal half is computed and hidden
@@ -98,6 +98,7 @@ def squares(figure: float, z: Sizes, cut: Cut) -> float:
 
 
 NO_PRODUCT = Step("elementwise, no matrix product", lambda figure, z, cut: 0)
+GELU = Step("no gate, where the MLP is a GELU's", lambda figure, z, cut: figure * z.j / 3)
 HEADS = Step("a e for d, where heads are not as wide", lambda figure, z, cut: figure * z.a * z.e / z.d)
 KEY_HEADS = Step("where k < N each rank of a run projects its key head", lambda figure, z, cut: figure * cut.copies(z.k) / z.k)
 SEEN = Step("keys that are later are not touched", lambda figure, z, cut: figure * (z.s + 1) / (2 * z.s))
@@ -119,7 +120,7 @@ TERMS: tuple[Term, ...] = (
          ("attention scores", "attention values"), Fraction(5, 2)),
     Term("attention", "softmax", "5 b s^2 a", lambda z: 5 * z.b * z.s**2 * z.a, (NO_PRODUCT,), ()),
     Term("attention", "O", "2 b s d^2", lambda z: 2 * z.b * z.s * z.d**2, (HEADS,), LINEAR),
-    Term("mlp", "gate, up, down", "6 b s d f", lambda z: 6 * z.b * z.s * z.d * z.f, (), LINEAR),
+    Term("mlp", "gate, up, down", "6 b s d f", lambda z: 6 * z.b * z.s * z.d * z.f, (GELU,), LINEAR),
     Term("mlp", "SwiGLU", "5 b s f", lambda z: 5 * z.b * z.s * z.f, (NO_PRODUCT,), ()),
     Term("mamba2", "in-projection", "2 b s d (2 m p + 2 g n + m)",
          lambda z: 2 * z.b * z.s * z.d * (2 * z.m * z.p + 2 * z.g * z.n + z.m), (PROJECTED,), LINEAR),

@@ -14,8 +14,10 @@ DTYPE, ITEMSIZE = "float32", 4
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def check(layout: Layout, longest: int):
+def check(model: Model, layout: Layout, longest: int):
     """ValueError where there is nothing to compare."""
+    if model.cut:
+        raise ValueError("model: the mixer is cut out, and nothing is left to compare")
     if layout.pp > 1:
         raise ValueError(f"mesh {layout} has pp={layout.pp}, and a layer stands on one stage: leave pp out")
     if layout.ranks > MOST:
@@ -99,7 +101,7 @@ def draw(model: Model, layout: Layout, longest: int) -> str:
         cells = [cell(size["forward"], figure) for size, figure in zip(row["bytes"], row.get("figure", [None] * len(row["bytes"])))]
         stars = stars or any("*" in text for text in cells)
         lines.append(f"  {row['layer']:<9} {row['strategy']:<16}" + "".join(f"{text:>12}" for text in cells))
-    lines += ["  * not what the formula says: short sums are doubled, or a rank has no head"] if stars else []
+    lines += ["  * not what the formula says: short sums are doubled, ranks lack heads, the norm has other groups"] if stars else []
     return "\n".join([*lines, "", *formulas(found), "", *summed_up(found)])
 
 

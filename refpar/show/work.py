@@ -10,6 +10,12 @@ WAYS = ("dp", "tp", "cp")
 DEFAULT = 4096
 
 
+def check(model: Model):
+    """ValueError where the survey's terms are not those of the model."""
+    if model.window:
+        raise ValueError(f"model: window={model.window}, and the survey's FLOPs are those of attention without a window")
+
+
 def describe(model: Model, layout: Layout, length: int) -> dict:
     """Term -> operations of one layer forward, of as many rows as ranks, on each rank in the mean: as printed, and by each way."""
     ranks = layout.ranks
@@ -28,12 +34,12 @@ def draw(model: Model, layout: Layout, length: int) -> str:
     """A line a term, and the corrections that change it."""
     found = describe(model, layout, length)
     lines = [f"billion operations of one layer, forward, on each of {found['ranks']} ranks in the mean;",
-             f"as many rows as ranks, of {found['tokens']:,} tokens", "",
-             f"  {'layer':<10}{'term':<17}{'the survey prints':<28}{'printed':>8}"
-             + "".join(f"{way:>8}" for way in WAYS) + f"{'backward':>9}"]
+             f"as many rows as ranks, of {found['tokens']:,} tokens; back: backward's, of one forward's", "",
+             f"  {'layer':<10}{'term':<17}{'the survey prints':<27}{'printed':>9}"
+             + "".join(f"{way:>9}" for way in WAYS) + f"{'back':>8}"]
     for one in found["terms"]:
         counted = any(one["ours"].values())
-        cells = "".join(f"{one['ours'][way] / 1e9:>8,.3f}" for way in WAYS) + (f"{one['backward']:>8g}x" if counted else "")
-        lines.append(f"  {one['layer']:<10}{one['term']:<17}{one['printed']:<28}{one['figure'] / 1e9:>8,.3f}{cells}")
+        cells = "".join(f"{one['ours'][way] / 1e9:>9,.2f}" for way in WAYS) + (f"{one['backward']:>7g}x" if counted else "")
+        lines.append(f"  {one['layer']:<10}{one['term']:<17}{one['printed']:<27}{one['figure'] / 1e9:>9,.2f}{cells}")
         lines += [f"  {'':<27}- {why}" for why in one["differs"]]
     return "\n".join(lines)
