@@ -51,6 +51,8 @@ COMMANDS = {
     "show_messages.txt": ("-m refpar show messages all_reduce --mesh dp=3 --size 6 --algorithm ring", 0),
     "ring.svg": ("docs/draw.py", 0),
     "reach.svg": ("docs/draw_reach.py", 0),
+    "orders.svg": ("docs/draw_orders.py", 0),
+    "states.svg": ("docs/draw_states.py", 0),
 }
 
 FRACTION = re.compile(r"(-?\d+\.\d+(?:e[-+]\d+)?)")

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import importlib
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -45,6 +46,12 @@ def number(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise ValueError(f"must be a number of at least 0, not {text!r}")
     return value
+
+
+def exact(text: str) -> Fraction:
+    """Parser of a number that is not negative, kept as it was written: 0.1 is a tenth."""
+    number(text)
+    return Fraction(text)
 
 
 def portion(text: str) -> float:
@@ -138,6 +145,8 @@ OPTIONS: dict[str, Option] = {
     "node": Option(whole(1), "N", "ranks of one node, numbered in a row (default: all)"),
     "cases": Option(listed(str), "NAME,...", "which cases to measure, or all (default: a few)"),
     "rounds": Option(whole(1), "N", "rounds of each case"),
+    "costs": Option(listed(exact), "F,B,W", "times of a stage's forward, backward to activations, and to weights (default: 1,1,1)"),
+    "latency": Option(exact, "X", "time of a message between two stages (default: 0)"),
     "plot": Option(path, "FILE", "a picture of the schedule, such as schedule.svg (needs the extra plot)"),
     "json": Option(None, "", "print JSON in place of tables"),
     "trace": Option(path, "FILE", "write what each rank did when, as JSON for Perfetto or chrome://tracing"),
@@ -172,13 +181,14 @@ COMMANDS: dict[str, Command] = {
                  "volumes: what a layer sends as the sequence grows; work: its FLOPs, term by term; "
                  "schedule: a pipeline's, with its bubble",
          "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
-        ("model", "mesh", "order", *FILLINGS, "sequence", "micro-batches", "size", "algorithm", "plot", "trace", "json"),
+        ("model", "mesh", "order", *FILLINGS, "sequence", "micro-batches", "costs", "latency", "size", "algorithm", "plot", "trace",
+         "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
          "python -m refpar show messages attention --mesh tp=2 --sp",
          "python -m refpar show volumes --mesh cp=8 --sequence 1048576",
          "python -m refpar show work --mesh tp=8 --sequence 4096",
-         "python -m refpar show schedule --mesh pp=4 --schedule zb-h1",
+         "python -m refpar show schedule --mesh pp=4 --schedule zb-h1 --costs 3,4,2",
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(
         "Measure refpar beside what others use.",

@@ -159,6 +159,15 @@ REFUSED = [
     ("show work --model llama,window=8", "window=8, and the survey's FLOPs are those of attention without a window"),
     ("show volumes --model llama,cut=true", "the mixer is cut out"),
     ("show volumes --sequence 0", "--sequence must be a whole number of at least 1, not '0'"),
+    ("show schedule --costs 1,2", "--costs must be three times, of F, B and W, and there are 2"),
+    ("show schedule --costs 0,0,0", "--costs must not all be 0"),
+    ("show schedule --costs 1,-1,1", "--costs must be a number of at least 0, not '-1'"),
+    ("show schedule --latency inf", "--latency must be a number of at least 0, not 'inf'"),
+    ("show schedule --trace nowhere/x.json", "--trace nowhere/x.json must be a file in a folder that is there"),
+    ("show schedule --mesh pp=65 --trace x.json", "pp=65 is more than the 64 stages"),
+    ("show schedule --micro-batches 99999999999", "pp=4 stages of 99999999999 micro-batches are more than the 16384 that are drawn"),
+    ("show schedule --mesh pp=3 --schedule dualpipe", "3 ranks must be an even number"),
+    ("show mesh --costs 1,1,1", "mesh takes no --costs, --latency, --plot or --trace"),
     ("show shards --mesh pp=12", "pp=12 is more than the model's 11 layers"),
 ]
 

@@ -84,7 +84,7 @@ def test_show_adds_a_line_for_each_message(lesson, number):
     steps = [line for line in shown.splitlines() if line.startswith(("  round", "  up"))]
     assert status == 0 and [line for line in shown.splitlines() if line not in steps] == plain.splitlines()
     assert len(steps) == {"00": 3 + 3 + 3, "01": 6 + 12 + 12, "02": 4 + 4, "02_scans": 3 + 3, "03": 3 * 8,
-                          "04": 28, "05": 16, "06": 12, "07": 64, "08": 48, "09": 34, "12": 808}[number]
+                          "04": 28, "05": 16, "06": 36, "07": 64, "08": 48, "09": 34, "12": 808}[number]
     assert all(" -> rank " in line and "bytes" in line or "hands down" in line for line in steps)
 
 
@@ -176,6 +176,17 @@ def test_mine_that_sends_too_much_is_told_so(lesson, tmp_path):
     assert status == 1 and "messages (bytes) sent by each rank" in verdict(out) and "bitwise_repeatable holds" in out
 
 
+@pytest.mark.parametrize("own, seen_by", [("np.exp(side.lse)", "ring of kv, exp(score) beyond all numbers"),
+                                          ("np.exp(side.lse - top)", "ring of q ")])
+def test_a_merge_that_overflows_or_forgets_the_empty_side(lesson, tmp_path, own, seen_by):
+    right = (ROOT / "docs" / "answers" / ANSWERS["06"]).read_text()
+    wrong = right.replace("np.exp(side.lse - shift)", own).replace("    top =", "    np.seterr(all='ignore')\n    top =")
+    (tmp_path / "mine.py").write_text(wrong)
+    with np.errstate():
+        status, out, _ = lesson("06", "--mine", tmp_path / "mine.py")
+    assert wrong != right and status == 1 and f"  WRONG {seen_by}" in out
+
+
 @pytest.mark.parametrize("text, words", [(None, "green"), (CRASH["01"], "mine.py, line 4, in all_reduce"),
                                          (returning("01", "None"), "all_reduce returned None, and must return an array")])
 def test_mine_on_processes(mpi, tmp_path, text, words):
@@ -188,7 +199,9 @@ def test_mine_on_processes(mpi, tmp_path, text, words):
 
 
 @pytest.mark.parametrize("number, fault", [*(("03", fault.name) for fault in NORMALISATION), ("02", "no-document-mask"),
-                                           ("02", "backward-of-one-group")])
+                                           ("02", "backward-of-one-group"), ("06", "merge-overflows"),
+                                           ("06", "nothing-minus-nothing"), ("06", "copies-not-added"),
+                                           ("07", "halo-of-the-neighbour"), ("07", "groups-dealt-out-over-ranks")])
 def test_a_fault_ends_red(lesson, number, fault):
     status, out, _ = lesson(number, "--fault", fault)
     assert status == 1 and "WRONG" in out and "red" in verdict(out) and "#" in out

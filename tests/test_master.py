@@ -9,9 +9,12 @@ from strategies import GPT2, PIPELINES, TRANSFORMER, models, situations
 
 from refpar.cli import layout_of, parse
 from refpar.commands.verify import situation_of
+from refpar.comm.threads import ThreadWorld
+from refpar.config import PRESETS, Layout, Training
 from refpar.corpus import micro_batches
 from refpar.named import parse_model
 from refpar.oracle.properties import sharded_equals_single
+from refpar.oracle.situation import Situation
 
 
 def test_sharded_equals_single(world):
@@ -25,7 +28,18 @@ def counts(situation, step=0):
                                                                            situation.training.micro_batches)) for rank in range(dp)]
 
 
+UNEVEN = PRESETS["hybrid-uneven"]
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=3, tp=2), Layout(cp=3, tp=2)], ids=str)
+def test_replicas_beside_uneven_shards(layout):
+    """Three ranks' sums depend on their order, which a ring takes by the place in a bucket: it must not depend on shards' sizes."""
+    sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, Training(dtype="float64", rows=3, sequence=12, steps=1)))
+
+
 CORNERS = {
+    "three replicas beside uneven shards": lambda s: s.layout.dp * s.layout.cp > 2 and s.layout.tp > 1 and (
+        s.model.ffn % s.layout.tp or s.model.inner % s.layout.tp),
     "one rank": lambda s: s.layout.ranks == 1,
     "dp and tp together": lambda s: s.layout.dp > 1 < s.layout.tp,
     "tp outside dp": lambda s: s.layout.dp > 1 < s.layout.tp and s.layout.order[0] == "tp",

@@ -120,9 +120,23 @@ GPT = Model(width=32, heads=4, kv_heads=4, head_width=8, ffn=128, norm="layer", 
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("cp, way", [(1, "ring"), (2, "ring"), (4, "zigzag"), (2, "gather"), (2, "ulysses"), (4, "ulysses+ring")])
 @pytest.mark.parametrize("tp, sp", [(1, False), (2, False), (4, False), (2, True), (4, True)])
-def test_the_published_formula_of_activations_differs_by_the_terms_that_are_named(tp, sp, recompute):
-    """Which are all: masks of dropout, pairs of tokens, and the gathered inputs."""
-    told = published.compared(GPT, Layout(tp=tp, sp=sp, recompute=recompute), 48, 2)
+def test_the_published_formula_of_activations_differs_by_the_terms_that_are_named(tp, sp, cp, way, recompute):
+    """Which are all: masks of dropout, pairs of tokens, the gathered inputs, and Ulysses' second form of the core's output."""
+    model = dataclasses.replace(GPT, heads=16, kv_heads=16, head_width=2)                   # a whole head for each of tp x cp
+    told = published.compared(model, Layout(tp=tp, sp=sp, cp=cp, cp_attention=way, recompute=recompute), 48, 2)
     assert told.ours == pytest.approx(told.by_terms)
     assert told.small < told.ours
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, sp=True), Layout(cp=2), Layout(tp=2, cp=2, cp_attention="ulysses"),
+                                    Layout(tp=2, recompute="selective"), Layout(tp=2, cp=2, recompute="full")], ids=str)
+def test_what_is_compared_with_the_published_formula_was_counted(layout):
+    """The ledger of a real run: what two blocks keep beyond one block, on the first rank, is what a layer of each kind keeps."""
+    def peak(blocks):
+        model = dataclasses.replace(GPT, blocks=blocks)
+        situation = Situation(model, layout, dataclasses.replace(PROOF, steps=1, rows=2, sequence=48))
+        return ThreadWorld().run(run_sharded, layout.ranks, situation)[0].peak["saved"]
+    told = published.compared(GPT, layout, 48, 2)
+    assert published.NUMBER * (peak(2) - peak(1) - told.small) == told.ours

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refpar import cli
 from refpar.comm.mesh import Mesh
 from refpar.comm.threads import ThreadWorld
-from refpar.config import CP_ATTENTION, PRESETS, Layout
+from refpar.config import CP_ATTENTION, PRESETS, SCHEDULES, Layout
 from refpar.nn.build import build
 from refpar.parallel.placement import cut
 from refpar.show import layers, mesh, messages, shards, tokens
@@ -282,11 +282,13 @@ def test_a_schedule_is_drawn_with_its_bubble(capsys):
 
 
 def test_a_picture_needs_its_extra_or_is_written(tmp_path, capsys):
-    status = cli.main(["show", "schedule", "--schedule", "zb-h1", "--plot", str(tmp_path / "x.svg")])
+    status = cli.main(["show", "schedule", "--schedule", "dualpipe", "--plot", str(tmp_path / "x.svg")])
     if status == 0:
         assert "<svg" in (tmp_path / "x.svg").read_text()
     else:
         assert status == 2 and "--plot needs matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert cli.main(["show", "schedule", "--plot", str(tmp_path / "x.doc")]) == 2
+    assert "--plot" in capsys.readouterr().err and not list(tmp_path.glob("x.doc"))
 
 
 def test_a_schedule_s_trace_is_of_the_real_program(tmp_path, capsys):
@@ -297,3 +299,23 @@ def test_a_schedule_s_trace_is_of_the_real_program(tmp_path, capsys):
     ends = max(event["ts"] + event.get("dur", 0) for event in events)
     assert f"makespan {ends / 1e6:g}:" in capsys.readouterr().out
     assert {event[key] for event in events for key in ("pid", "tid")} >= {0, 1, 2}
+
+
+def test_a_schedule_s_bubble_stands_beside_its_formula(capsys):
+    """With times of its own, exactly; and where messages take time no formula is claimed."""
+    out = shown(capsys, "schedule", "--mesh", "pp=4", "--micro-batches", "6", "--schedule", "zb-h1", "--costs", "0.3,0.4,0.2")
+    assert "makespan 6.9: work 5.4, bubble 1.5 (21.74 % of the longest span); by the formula 1.5" in out
+    interleaved = ("schedule", "--mesh", "pp=2", "--micro-batches", "4", "--schedule", "interleaved", "--virtual-stages", "3")
+    assert "bubble 9 (7.69 % of the longest span); by the formula 9" in shown(capsys, *interleaved, "--costs", "3,4,2")
+    late = shown(capsys, *interleaved, "--latency", "2")
+    assert "no closed formula holds here" in late and json.loads(shown(capsys, *interleaved, "--latency", "2", "--json"))["formula"] is None
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_trace_in_virtual_time_is_the_drawing(name, tmp_path, capsys):
+    """The program that ran ends when the drawing does, under any schedule, with messages that take time."""
+    path, told = tmp_path / "trace.json", ("schedule", "--mesh", "pp=2", "--micro-batches", "3", "--schedule", name)
+    drawn = json.loads(shown(capsys, *told, "--costs", "3,4,2", "--latency", "0.5", "--json", "--trace", str(path)))
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in spans) / 1e6 == drawn["makespan"]
+    assert {event["name"] for event in spans} >= {"F", "B", "W"}

@@ -20,7 +20,7 @@ from refpar.parallel import fill
 from refpar.parallel.data import reduce_gradients
 from refpar.parallel.order import part_of, way_of
 from refpar.parallel.placement import cut
-from refpar.plan import survey, volume
+from refpar.plan import survey, traffic, volume
 from refpar.plan.survey import ROWS, Sizes
 
 SIZES = dict(blocks=1, width=48, heads=12, kv_heads=6, head_width=8, ssm_heads=12, ssm_head_width=4, groups=6, state=16, chunk=16)
@@ -98,24 +98,27 @@ def test_each_rank_sends_what_the_formula_says(model, layout, ranks, rows, lengt
 
 
 def summed(wire, config: Model, layout: Layout):
-    """Bytes that this rank sends to sum the gradients of the one mixer."""
+    """Bytes that this rank sends to sum the gradients of the one mixer, and as the formula of its buckets says."""
     mesh = Mesh(layout, wire)
     chain = fill.model(config, mesh)
     chain = chain._replace(layers=chain.layers[1:2])
     params = initial(config, chain, 0, np.float64, cut=lambda name, dims: cut(config, dims, mesh))
     with watch.watching(watch.Ledger()) as ledger:
         reduce_gradients(params, chain, mesh)
-    return ledger.sent()[1]
+    return ledger.sent()[1], sum(one.bytes for one in traffic.gradients(mesh, chain, params))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("layout", [survey.dp, survey.cp()], ids=["dp", "cp"])
 @pytest.mark.parametrize("kind", ["attention", "mlp", "mamba2"])
 def test_gradients_are_summed_once_a_step_over_dp_and_over_cp_alike(kind, layout, ranks):
-    """Of which the survey names the first."""
+    """Of which the survey names the first.  The norm's few go by doubling, which sends as much from 2 and 3 ranks and more from 5."""
     config = model_of(kind, SIZES | {"width": 96})
     told = ThreadWorld().run(summed, ranks, config, layout(ranks))
-    assert sum(told) / 8 == pytest.approx(ranks * survey.gradients(config, kind, ranks), rel=1e-12)
+    assert all(counted == formula for counted, formula in told)
+    figure = ranks * survey.gradients(config, kind, ranks) * 8
+    total = sum(counted for counted, _ in told)
+    assert total == pytest.approx(figure, rel=1e-12) if ranks < 5 else figure <= total < 1.01 * figure
 
 
 def call(wire, operation: str, elements: int):

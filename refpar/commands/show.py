@@ -10,10 +10,11 @@ from refpar.trace import writable
 
 
 class Job(NamedTuple):
-    """A drawing, as text and as data."""
+    """A drawing, as text and as data; `write` makes the files that were asked for beside it."""
     draw: Callable[[], str]
     describe: Callable[[], dict]
     json: bool
+    write: Callable[[], None]
 
 
 def prepare(world, args) -> Job:
@@ -27,7 +28,10 @@ def prepare(world, args) -> Job:
         raise ValueError(f"{args.what} takes no --sequence: only volumes and work grow with it")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
-    return Job(*DRAWINGS[args.what](args), args.json)
+    if (args.costs or args.latency is not None or args.plot or args.trace) and args.what != "schedule":
+        raise ValueError(f"{args.what} takes no --costs, --latency, --plot or --trace: only a schedule is drawn in time")
+    draw, describe, *files = DRAWINGS[args.what](args)
+    return Job(draw, describe, args.json, files[0] if files else lambda: None)
 
 
 def mesh(args):
@@ -103,19 +107,32 @@ def work(args):
 
 
 def schedule(args):
-    """A pipeline's schedule as a grid, in time, with its bubble; F, B and W take one unit each."""
+    """A pipeline's schedule as a grid, in time, with its bubble."""
     from refpar.schedules.model import schedule_of
-    from refpar.schedules.simulate import simulate
-    from refpar.show import schedule
-    layout = layout_of(args, args.mesh or "pp=4")
-    made = schedule_of(layout, args.micro_batches or 2 * layout.pp)
-    if args.trace:
-        from refpar.show import clocked
-        clocked.record(layout, made.micros, writable(args.trace))
+    from refpar.schedules.simulate import Costs
+    from refpar.show import clocked, picture, schedule
+    layout, times = layout_of(args, args.mesh or "pp=4"), args.costs or (1, 1, 1)
+    if len(times) != 3:
+        raise ValueError(f"--costs must be three times, of F, B and W, and there are {len(times)}")
+    if max(times) == 0:
+        raise ValueError("--costs must not all be 0: no time would pass")
+    costs = Costs(*times, latency=args.latency or 0)
     if args.plot:
-        from refpar.show import picture
-        picture.save(simulate(made), args.plot)
-    return lambda: schedule.draw(made), lambda: schedule.describe(simulate(made))
+        picture.check(args.plot)
+    if args.trace:
+        writable(args.trace)
+        clocked.check(layout)
+    micros = args.micro_batches or 2 * layout.pp
+    if layout.pp * micros > schedule.MOST:
+        raise ValueError(f"pp={layout.pp} stages of {micros} micro-batches are more than the {schedule.MOST} that are drawn")
+    made = schedule_of(layout, micros)
+
+    def write():
+        if args.plot:
+            picture.save(schedule.simulate(made, costs), args.plot)
+        if args.trace:
+            clocked.record(layout, made.micros, costs, args.trace)
+    return lambda: schedule.draw(made, costs), lambda: schedule.describe(schedule.simulate(made, costs), costs), write
 
 
 DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "work": work,
@@ -125,5 +142,6 @@ DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": mes
 def run(world, job: Job) -> int:
     """Print it."""
     if world.main:
+        job.write()
         print(json.dumps(job.describe()) if job.json else job.draw())
     return 0

@@ -24,12 +24,24 @@ def descended(params: dict, grads: dict, rate: float) -> dict:
 
 
 class Asynchronous(Pipeline):
-    """The runner, with an update after each backward.  `rate`: how far."""
-    rate = 0.1
+    """The runner, with an update after each backward.  `rate`: how far.  versions: of the weights that were kept, at most at one time.
+
+    ValueError for a schedule that ends each step, and for a tied table, of which two stages would have two versions."""
+    rate, versions = 0.1, 0
+
+    def __init__(self, schedule, stages, *given):
+        super().__init__(schedule, stages, *given)
+        self.stash = {}
+        if schedule.flush:
+            raise ValueError(f"PipeDream has no end of a step, and schedule {schedule.name} has one: generate it as pipedream")
+        tied = [mine for chain in stages.values() for mine in chain.ties]
+        if tied:
+            raise ValueError(f"PipeDream: {'.'.join(tied[0])} is tied, and its two stages would have two versions of it")
 
     def forward(self, op, x):
         """F with the newest weights, which B will use too."""
-        self.__dict__.setdefault("stash", {})[op.micro] = self.params
+        self.stash[op.micro] = self.params
+        self.versions = max(self.versions, len(self.stash))
         return super().forward(op, x)
 
     def backward(self, op, dy):

@@ -41,7 +41,7 @@ def activated_conv(config: Model, carry: Pair) -> Pair:
 # ------------------------------------------------------------------------------------------------------------------- scan
 
 def by_position(scan: Pair) -> Pair:
-    """A scan of given positions as the filling of the seam `scan`, which is given the batch."""
+    """A scan of given positions as the filling of the seam `scan`, which is given the batch (another rank's positions are there)."""
     def forward(x, dt, B, C, A_log, batch, before):
         return scan.forward(x, dt, B, C, A_log, batch.position, before)
 

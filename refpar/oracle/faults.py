@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-from refpar.oracle import properties, properties_comm, properties_cp, properties_nn, properties_reshard, properties_state
+from refpar.oracle import (properties, properties_comm, properties_cp, properties_nn, properties_pp, properties_reshard,
+                           properties_state)
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
-from refpar.oracle.faults_pp import PIPELINES
+from refpar.oracle.faults_pp import PIPELINES, SCHEDULED
 from refpar.oracle.faults_reshard import RESHARDING
 from refpar.oracle.faults_ssm import STATE_SPACE
 from refpar.oracle.faults_tp import TENSOR_PARALLEL
@@ -177,7 +178,7 @@ MASKS = (
 )
 
 FAULTS: tuple[Fault, ...] = (NORMALISATION + CLIPPING + COMMUNICATION + MASKS + STATE_SPACE + TENSOR_PARALLEL + CONTEXT_PARALLEL
-                             + STATE_OVER_RANKS + PIPELINES + RESHARDING)
+                             + STATE_OVER_RANKS + PIPELINES + SCHEDULED + RESHARDING)
 
 
 def fault_named(name: str) -> Fault:
@@ -190,5 +191,6 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-    rooms = (properties, properties_comm, properties_nn, properties_cp, properties_reshard, properties_state)
+    rooms = (properties, properties_comm, properties_nn, properties_cp, properties_pp, properties_reshard,
+             properties_state)
     return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

@@ -15,7 +15,7 @@ from refpar.comm.collectives import all_reduce
 from refpar.config import Layout
 from refpar.nn.chain import Chain
 from refpar.nn.gradient import add, loss_and_gradients
-from refpar.parallel.placement import Sum, gradient_sums
+from refpar.parallel.placement import Sum, gradient_sums, shard_axes
 
 BUCKET = 4 << 20        # bytes: large enough for bandwidth, small enough to keep the copy in the cache's neighbourhood
 
@@ -43,7 +43,10 @@ def sum_loss(loss: float, mesh) -> float:
 
 @dataclass
 class Bucket:
-    """Gradients that travel together: they are summed over the same ranks."""
+    """Gradients that travel together: they are summed over the same ranks, and are cut over the same axes.
+
+    A ring adds up the ranks in another order for each of its chunks, so replicas are bitwise alike only where all of them have a gradient
+    at the same place of its bucket: not where cut gradients, of another size on each rank, stand before it."""
     over: Sum
     names: list[tuple[str, str]] = field(default_factory=list)      # (layer, parameter)
     bytes: int = 0
@@ -52,14 +55,16 @@ class Bucket:
 def buckets(grads: dict, chain: Chain, layout: Layout, limit: int = BUCKET) -> list[Bucket]:
     """Last layers first, for their gradients are ready first; at most `limit` bytes together, and a larger one goes alone."""
     filled: list[Bucket] = []
-    open_bucket: dict[Sum, Bucket] = {}
+    open_bucket: dict[tuple, Bucket] = {}
+    dims = chain.dims()
     for (layer, name), over in reversed(gradient_sums(chain, layout).items()):
         size = grads[layer][name].nbytes
-        if over not in open_bucket or open_bucket[over].bytes + size > limit:
-            open_bucket[over] = Bucket(over)
-            filled.append(open_bucket[over])
-        open_bucket[over].names.append((layer, name))
-        open_bucket[over].bytes += size
+        kind = over, shard_axes(dims[layer][name])
+        if kind not in open_bucket or open_bucket[kind].bytes + size > limit:
+            open_bucket[kind] = Bucket(over)
+            filled.append(open_bucket[kind])
+        open_bucket[kind].names.append((layer, name))
+        open_bucket[kind].bytes += size
     return filled
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 
 from refpar.comm.collectives import all_gather, reduce_scatter
-from refpar.config import Model, share
+from refpar.config import Model, share, shares
 from refpar.nn import mamba1, mamba2
 from refpar.nn.seams import ALONE, Pair
 from refpar.nn.ssm import left_out
@@ -135,32 +135,30 @@ def by_heads(config: Model, cp, way: str) -> Pair:
 
 # -------------------------------------------------------------------------------------------------------------- Mamba-1
 
-def by_channels(config: Model, cp, way: str) -> Pair:
-    """The filling of Mamba-1's `scan`, whose tokens lie in the order `way`."""
+def by_channels(config: Model, cp) -> Pair:
+    """The filling of Mamba-1's `scan`; its tokens, which a conv has seen, lie in runs."""
     scan = left_out() if config.cut else mamba1.chunked(ALONE)
 
-    def cut(channels):
-        """Everybody's channels, and mine."""
+    def cut(channels, batch):
+        """How many tokens each rank has; everybody's channels, and mine."""
         parts = [share(channels, cp.size, rank) for rank in range(cp.size)]
-        return parts, parts[cp.index]
+        return shares(whole_of(batch).tokens.shape[1], cp.size), parts, parts[cp.index]
 
     def forward(x, dt, B, C, A_log, batch, before):
-        (parts, mine), standing = cut(x.shape[2]), Standing(cp, way, batch)
-        some = standing.rows([x, dt], [(part, part) for part in parts])
-        shared = all_gather(np.concatenate([B, C], axis=2), cp, TOKENS, standing.tokens)[:, standing.natural]
-        B, C = np.ascontiguousarray(shared[..., :B.shape[2]]), np.ascontiguousarray(shared[..., B.shape[2]:])   # [B, S, N]
+        tokens, parts, mine = cut(x.shape[2], batch)
+        some = to_heads([x, dt], [(part, part) for part in parts], cp, tokens)
+        shared = all_gather(np.concatenate([B, C], axis=2), cp, TOKENS, tokens)
+        B, C = (np.ascontiguousarray(half) for half in np.split(shared, 2, axis=2))     # of whole rows
         y, after, saved = scan.forward(*some, B, C, A_log[mine], batch.whole, before[..., mine])
-        y, = standing.stream([y], [(part,) for part in parts], [x.shape[2]])
+        y, = to_tokens([y], [(part,) for part in parts], cp, tokens, [x.shape[2]])
         return y, laid(after, (..., mine), before), saved
 
     def backward(dy, dafter, saved, A_log, batch):
-        (parts, mine), standing = cut(dy.shape[2]), Standing(cp, way, batch)
-        some, = standing.rows([dy], [(part,) for part in parts])
+        tokens, parts, mine = cut(dy.shape[2], batch)
+        some, = to_heads([dy], [(part,) for part in parts], cp, tokens)
         (dx, ddt, dB, dC), dbefore, dA_log = scan.backward(some, dafter[..., mine], saved, A_log[mine], batch.whole)
-        dx, ddt = standing.stream([dx, ddt], [(part, part) for part in parts], [dy.shape[2]] * 2)
-        shared = np.concatenate([dB, dC], axis=2)[:, standing.held]                     # [B, S, 2*N] +cp
-        shared = reduce_scatter(shared, cp, TOKENS, standing.tokens)
-        dB, dC = shared[..., :dB.shape[2]], shared[..., dB.shape[2]:]
-        return (dx, ddt, dB, dC), laid(dbefore, (..., mine), dafter), laid(dA_log, mine, A_log)
+        dx, ddt = to_tokens([dx, ddt], [(part, part) for part in parts], cp, tokens, [dy.shape[2]] * 2)
+        shared = reduce_scatter(np.concatenate([dB, dC], axis=2), cp, TOKENS, tokens)
+        return (dx, ddt, *np.split(shared, 2, axis=2)), laid(dbefore, (..., mine), dafter), laid(dA_log, mine, A_log)
 
     return Pair(forward, backward)

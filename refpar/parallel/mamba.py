@@ -19,7 +19,7 @@ def mamba_seams(config: Model, kind: str, cp, option: str, way: str) -> dict[str
     """Fields of `Seams` for a layer of the kind mamba1 or mamba2; way: the order of the stream."""
     if option != "heads":
         return {"carry": CARRIES[option](cp)}
-    mixed = {"mix": by_heads(config, cp, way)} if kind == "mamba2" else {"scan": by_channels(config, cp, "contiguous")}
+    mixed = {"mix": by_heads(config, cp, way)} if kind == "mamba2" else {"scan": by_channels(config, cp)}
     return {"carry": gather(cp)} | mixed
 
 

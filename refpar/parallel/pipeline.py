@@ -146,7 +146,7 @@ class Pipeline:
         watch.op("F", 0)                            # for a clock that has a price for it; what is counted is told within
         before = start(chain, self.params, batch) if op.slice == 0 else self.after.pop(place[:2])
         y, after, saved = forward(chain, x, self.params, batch, before)
-        self.after[place[:2]] = after
+        self.after |= {place[:2]: after} if op.slice < self.schedule.slices - 1 else {}
         kept = None
         if self.schedule.taker(op) is None:
             (loss, _), kept = chain.loss.forward(y, batch.targets)
@@ -163,9 +163,9 @@ class Pipeline:
         watch.value("batch", batch)
         dy = chain.loss.backward(self.scale, kept.loss) if self.schedule.giver(op) is None else dy
         watch.op("B", 0)
-        last = op.slice == self.schedule.slices - 1
-        dafter = zeros_like(kept.after) if last else self.dbefore.pop(place[:2])
-        dx, self.dbefore[place[:2]], self.products[place] = backward(chain, dy, kept.saved, self.params, batch, dafter)
+        dafter = zeros_like(kept.after) if op.slice == self.schedule.slices - 1 else self.dbefore.pop(place[:2])
+        dx, dbefore, self.products[place] = backward(chain, dy, kept.saved, self.params, batch, dafter)
+        self.dbefore |= {place[:2]: dbefore} if op.slice > 0 else {}
         watch.held("products", self.products)
         return dx
 

@@ -105,7 +105,7 @@ def layer_sends(kind: str, model: Model, layout: Layout, rank: int, rows: int, l
 
 
 def gradients(model: Model, kind: str, N: int) -> float:
-    """What a rank sends once a step where N ranks hold the whole layer, dp or cp: its parameters' gradients, summed."""
+    """What a rank sends once a step where N ranks hold the whole layer, dp or cp: its parameters' gradients, summed in long arrays."""
     dims = next(layer for name, layer in build(model).layers if name.endswith(f".{kind}")).dims
     return 2 * (N - 1) / N * sum(math.prod(model.shape(text)) for text in dims.values())
 

@@ -3,24 +3,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from refpar.comm.wire import Failed
 from refpar.schedules.simulate import Timeline
 
 COLOURS = {"F": "#6ea6d6", "B": "#e39a6c", "W": "#9ccb8a", "BW": "#d9806a"}
 
 
-def save(line: Timeline, path: Path):
-    """Write the picture; its format follows the name.  ValueError, one sentence, without matplotlib or for an unknown format."""
+def check(path: Path):
+    """ValueError, one sentence, where no picture can be written there: no matplotlib, an unknown format, no such folder."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install 'refpar[plot]'") from None
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise ValueError(f"--plot {path} must end with .{', .'.join(sorted(known))}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"--plot {path} must be a file in a folder that is there")
+
+
+def save(line: Timeline, path: Path):
+    """Write the picture; its format follows the name."""
+    from matplotlib.figure import Figure
     ranks = len(line.times)
     figure = Figure(figsize=(10, 0.6 + 0.45 * ranks))
     axes = figure.add_subplot()
     for rank, (slots, times) in enumerate(zip(line.schedule.rows, line.times)):
         for slot, (start, end) in zip(slots, times):
-            kind = slot[0].kind
-            axes.barh(rank, float(end - start), left=float(start), color=COLOURS[kind], edgecolor="white")
+            axes.barh(rank, float(end - start), left=float(start), color=COLOURS[slot[0].kind], edgecolor="white")
             axes.text(float(start + end) / 2, rank, str(slot[0].micro), ha="center", va="center", fontsize=6)
     axes.set(yticks=range(ranks), yticklabels=[f"rank {rank}" for rank in range(ranks)], xlabel="time",
              title=f"{line.schedule.name}: makespan {float(line.makespan):g}, bubble {float(line.bubble):g}")
@@ -28,5 +38,5 @@ def save(line: Timeline, path: Path):
     figure.tight_layout()
     try:
         figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--plot: {path} cannot be written ({error})") from None
+    except OSError as error:
+        raise Failed(f"the picture {path} cannot be written: {error.strerror}") from error
