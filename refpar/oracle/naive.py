@@ -1,4 +1,4 @@
-"""The judges: attention over all pairs of tokens, rotary angles pair by pair, and the scans token by token, as their formulas stand.
+"""The judges: attention over all pairs of tokens, rotary pairs one by one, the scans token by token, as formulas stand.
 
 Naive first, kept as the judge of the next (law 14): no layer runs these, and every fast form in `nn/` is compared with them.
 """

@@ -1,7 +1,7 @@
 """Collective matmul: an all_gather or a reduce_scatter of sequence parallelism taken apart into the hops of a ring, with a part of the
 matrix product between one hop and the next.
 
-    gather and multiply     y_j = x_j w as each rank's tokens x_j come round (`travel`); the next hop is under way meanwhile
+    gather and multiply     y_j = x_j w as each rank's tokens x_j come round (`travel`), the next hop under way
     multiply and scatter    the sum for rank j's tokens is on its way to j, and each rank adds a_j w when it comes by
 
 So every hop but the first can hide behind a product, where the plain form would wait for all of them.  Each is the other's transpose:
