@@ -18,7 +18,7 @@ from refpar.corpus import Batch
 
 def contiguous(length: int, ranks: int, rank: int) -> np.ndarray:
     """One run of neighbours."""
-    return np.arange(length, dtype=np.int64)[share(length, ranks, rank)]
+    return np.arange(*share(length, ranks, rank).indices(length), dtype=np.int64)
 
 
 def zigzag(length: int, ranks: int, rank: int) -> np.ndarray:
