@@ -46,7 +46,7 @@ REFUSED = [
     ("train --mesh dp=2,dp=2", "dp stands twice"),
     ("train --mesh pp=3 --schedule dualpipe", "3 ranks must be an even number"),
     ("train --mesh pp=2 --schedule gpipe --virtual-stages 2", "schedule gpipe: 2 virtual stages were asked for, and it has 1"),
-    ("train --mesh pp=2,cp=2 --schedule sliced", "cp=2 cuts the sequence, and so does schedule sliced"),
+    ("train --mesh pp=2,cp=2 --schedule sliced --cp ulysses", "schedule sliced hands on keys by tokens, and cp ulysses has them by heads"),
     ("train --mesh pp=2 --schedule fifo", "must be 1f1b"),
     ("train --mesh tp=2 --recompute some", "must be none or selective or full, or kinds of layers"),
     ("train --mesh tp=2 --tp-ring", "tp-ring is a form of sequence parallelism, and needs sp"),
