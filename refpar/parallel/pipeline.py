@@ -22,6 +22,7 @@ from refpar.comm.wire import TAGS
 from refpar.config import share
 from refpar.nn.chain import Chain, backward, forward, gradients, start
 from refpar.nn.gradient import zeros_like
+from refpar.parallel.order import whole_of
 from refpar.parallel.stages import on_rank, stage, stage_layers
 
 
@@ -39,8 +40,9 @@ def pipelined(chain: Chain, schedule, mesh, mine, dtype, by_cost: bool = False):
 
 
 def sliced(batch, slices: int, which: int):
-    """One slice of every row."""
-    return batch.cut(columns=share(batch.tokens.shape[1], slices, which))
+    """One slice of every row; and of the whole rows that the batch is a part of, where that is all of them or cp has one rank."""
+    mine, whole = (rows.cut(columns=share(rows.tokens.shape[1], slices, which)) for rows in (batch, whole_of(batch)))
+    return mine._replace(whole=whole)
 
 
 class Kept(NamedTuple):

@@ -109,19 +109,18 @@ def mamba1(spot: Spot, batch, dtype) -> Work:
     """Each token reads the state, and backward that and twice the gradient of what enters it."""
     if spot.model.cut:
         return {}
-    tokens, channels, forward, backward = spot.rows * spot.inside("mamba1"), spot.held("I/tp"), 1, 1
+    tokens, channels, (forward, backward) = spot.rows * spot.inside("mamba1"), spot.held("I/tp"), runs(spot, batch)
     if spot.layout.cp_mamba == "heads":
         tokens, (_, _, channels) = spot.rows * spot.length, spot.by_heads()
-    else:
-        forward, backward = runs(spot, batch)
     state = 2 * tokens * spot.model.state * channels
     return {"C h": (forward + backward) * state, "B X": 2 * backward * state}
 
 
 def runs(spot: Spot, batch) -> tuple[int, int]:
     """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
-    and again where there is something before them, and behind them."""
-    mine, whole = share(spot.length, spot.layout.cp, spot.cp), batch.whole or batch
+    and again where there is something before them, and behind them.  By heads it runs over whole rows, or whole slices."""
+    heads, whole = spot.layout.cp_mamba == "heads", batch.whole or batch
+    mine = slice(0, spot.length) if heads else share(spot.length, spot.layout.cp, spot.cp)
     mine, whole = slice(mine.start + spot.past, mine.stop + spot.past), whole.whole or whole
     before = spot.rows * mine.start > 0
     later = slice(mine.stop, whole.tokens.shape[1])
