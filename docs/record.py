@@ -14,6 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "docs" / "runs"
 
+# Layers as wide as those of the survey's models of 7 billion parameters: one block with both mixers.
+SEVEN = ("llama,pattern=attention+mlp+mamba2,blocks=1,width=4096,heads=32,kv_heads=8,head_width=128,ffn=11008,"
+         "ssm_heads=128,ssm_head_width=64,groups=8,state=128,conv=4")
+
 # The recording -> what follows `python`, and the exit status that it must have.
 COMMANDS = {
     "lesson00.txt": ("lessons/00_ranks_and_messages.py", 0),
@@ -36,7 +40,9 @@ COMMANDS = {
     "lesson08_fault.txt": ("lessons/08_pipelines.py --fault normalised-after-backward", 1),
     "lesson09.txt": ("lessons/09_zero_bubble.py", 0),
     "lesson12.txt": ("lessons/12_all_axes.py", 0),
-    "show_volumes.txt": ("-m refpar show volumes --model llama --mesh tp=8", 0),
+    "show_volumes.txt": (f"-m refpar show volumes --model {SEVEN} --mesh cp=8 --sequence 1048576", 0),
+    "show_volumes_mesh.txt": (f"-m refpar show volumes --model {SEVEN} --mesh cp=4,tp=2 --sp --cp zigzag --sequence 1048576", 0),
+    "show_work.txt": (f"-m refpar show work --model {SEVEN} --mesh tp=16 --sequence 4096", 0),
     "show_schedule.txt": ("-m refpar show schedule --mesh pp=4 --schedule 1f1b", 0),
     "show_schedule_zb.txt": ("-m refpar show schedule --mesh pp=4 --schedule zb-h1", 0),
     "show_shards_tp.txt": ("-m refpar show shards --model llama-tiny --mesh tp=4", 0),

@@ -178,13 +178,16 @@ COMMANDS: dict[str, Command] = {
     "show": Command(
         "Draw a layout in the terminal.  No model is run.",
         {"what": "mesh: ranks and their groups; shards: what each rank holds of each weight; messages: those of one collective or layer; "
-                 "volumes: what a layer sends as the sequence grows; schedule: a pipeline's, with its bubble",
+                 "volumes: what a layer sends as the sequence grows; work: its FLOPs, term by term; "
+                 "schedule: a pipeline's, with its bubble",
          "collective": "for messages: a collective, such as all_reduce, or a layer, such as attention"},
-        ("model", "mesh", "order", *FILLINGS, "micro-batches", "costs", "latency", "size", "algorithm", "plot", "trace", "json"),
+        ("model", "mesh", "order", *FILLINGS, "sequence", "micro-batches", "costs", "latency", "size", "algorithm", "plot", "trace",
+         "json"),
         ("python -m refpar show mesh --mesh dp=2,pp=2,tp=2",
          "python -m refpar show shards --model llama --mesh cp=2,tp=2 --sp --cp zigzag",
          "python -m refpar show messages attention --mesh tp=2 --sp",
-         "python -m refpar show volumes --mesh tp=8",
+         "python -m refpar show volumes --mesh cp=8 --sequence 1048576",
+         "python -m refpar show work --mesh tp=8 --sequence 4096",
          "python -m refpar show schedule --mesh pp=4 --schedule zb-h1 --costs 3,4,2",
          "python -m refpar show messages all_reduce --mesh dp=4 --algorithm ring")),
     "bench": Command(

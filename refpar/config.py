@@ -43,9 +43,15 @@ def _require(holds: bool, sentence: str):
         raise ValueError(sentence)
 
 
+def _require_counts(what: str, config, *names: str):
+    for name in names:
+        size = getattr(config, name)
+        _require(isinstance(size, int) and size >= 1, f"{what}: {name}={size} must be a whole number of at least 1")
+
+
 _WORDS = {"norm": ("rms", "layer"), "mlp": ("swiglu", "gelu", "gelu_tanh"), "attention_bias": ("none", "qkv", "all"),
           "positions": ("rope", "learned", "none"), "rope_pairs": ("interleaved", "halves"),
-          "rope_scaling": ("none", "linear", "ntk", "llama3")}
+          "rope_scaling": ("none", "linear", "ntk", "llama3"), "conv_act": ("silu", "none"), "skip_by": ("head", "channel")}
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,8 @@ class Model:
     z_loss: float = 0.0         # weight of the squared log of softmax's denominator in the loss
 
     def __post_init__(self):
-        for name in ("blocks", "vocab", "width", "heads", "kv_heads", "head_width", "ffn", "ssm_heads", "ssm_head_width",
-                     "groups", "state", "inner", "dt_rank", "conv", "chunk"):
-            size = getattr(self, name)
-            _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
+        _require_counts("model", self, "blocks", "vocab", "width", "heads", "kv_heads", "head_width", "ffn", "ssm_heads",
+                        "ssm_head_width", "groups", "state", "inner", "dt_rank", "conv", "chunk", "longest", "rope_original")
         for layer in self.pattern:
             _require(layer in ("attention", "mlp", "mamba1", "mamba2"),
                      f"model: pattern has {layer!r}, and a layer is attention, mlp, mamba1 or mamba2")
@@ -118,9 +122,6 @@ class Model:
                  f"model: ssm_heads={self.ssm_heads} must be a multiple of groups={self.groups}")
         for name, words in _WORDS.items():
             _require(getattr(self, name) in words, f"model: {name}={getattr(self, name)} must be {' or '.join(words)}")
-        for name in ("longest", "rope_original"):
-            size = getattr(self, name)
-            _require(isinstance(size, int) and size >= 1, f"model: {name}={size} must be a whole number of at least 1")
         _require(isinstance(self.window, int) and self.window >= 0,
                  f"model: window={self.window} must be a whole number, or 0 for none")
         for name in ("dropout", "smoothing"):
@@ -135,8 +136,6 @@ class Model:
         channels = self.ssm_heads * self.ssm_head_width
         _require(isinstance(self.norm_group, int) and self.norm_group >= 0 and channels % (self.norm_group or channels) == 0,
                  f"model: norm_group={self.norm_group} must divide the {channels} channels of ssm_heads * ssm_head_width, or be 0")
-        _require(self.conv_act in ("silu", "none"), f"model: conv_act={self.conv_act} must be silu or none")
-        _require(self.skip_by in ("head", "channel"), f"model: skip_by={self.skip_by} must be head or channel")
         _require(self.dt_least >= 0 <= self.dt_most and (self.dt_most == 0 or self.dt_least < self.dt_most),
                  f"model: dt_least={self.dt_least} must be at least 0 and below dt_most={self.dt_most}, where that is not 0")
         _require(self.norm_eps > 0, f"model: norm_eps={self.norm_eps} must be above 0")
@@ -245,9 +244,7 @@ class Layout:
     recompute: str = "none"             # what backward computes again; or the kinds of layers that are, such as mlp+mamba1
 
     def __post_init__(self):
-        for axis in AXES:
-            size = getattr(self, axis)
-            _require(isinstance(size, int) and size >= 1, f"mesh: {axis}={size} must be a whole number of at least 1")
+        _require_counts("mesh", self, *AXES)
         _require(sorted(self.order) == sorted(AXES),
                  f"mesh: order {','.join(self.order)} must name each of {', '.join(AXES)} once")
         _require(self.cp_attention in CP_ATTENTION, f"mesh: cp {self.cp_attention!r} must be {' or '.join(CP_ATTENTION)}")
@@ -258,8 +255,8 @@ class Layout:
         for name in ("virtual_stages", "slices"):
             size = getattr(self, name)
             _require(isinstance(size, int) and size >= 0, f"mesh: {name}={size} must be a whole number, or 0")
-        _require(self.schedule != "sliced" or self.cp == 1,
-                 f"mesh: cp={self.cp} cuts the sequence, and so does schedule sliced: one of them at a time")
+        _require(self.schedule != "sliced" or self.cp == 1 or not self.cp_attention.startswith("ulysses"),
+                 f"mesh: schedule sliced hands on keys by tokens, and cp {self.cp_attention} has them by heads: take ring or gather")
         _require(self.sp or not self.tp_ring, "mesh: tp-ring is a form of sequence parallelism, and needs sp")
         _require(isinstance(self.node, int) and self.node >= 0, f"mesh: node={self.node} must be a whole number of ranks, or 0")
         _require(self.ranks <= RANKS, f"mesh: {self} has {self.ranks} ranks, and at most {RANKS} are taken")
@@ -308,9 +305,7 @@ class Training:
     dtype: str = "float32"
 
     def __post_init__(self):
-        for name in ("steps", "rows", "sequence", "micro_batches"):
-            size = getattr(self, name)
-            _require(isinstance(size, int) and size >= 1, f"training: {name}={size} must be a whole number of at least 1")
+        _require_counts("training", self, "steps", "rows", "sequence", "micro_batches")
         for name, most in (("rows", ROWS), ("sequence", SEQUENCE), ("micro_batches", MICRO_BATCHES)):
             _require(getattr(self, name) <= most, f"training: {name}={getattr(self, name)} must be at most {most}")
         tokens = self.rows * self.sequence

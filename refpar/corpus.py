@@ -29,11 +29,12 @@ class Batch(NamedTuple):
     index: np.ndarray           # place in the whole step, row*S + column: the key of all randomness
     step: int = 0
     whole: Batch | None = None  # computed on every rank, never sent
+    before: Batch | None = None # of the whole rows' slices, where a schedule cuts them: the one before this
 
     def cut(self, rows=slice(None), columns=slice(None)) -> Batch:
         """Some rows and some columns of the batch (slices, or arrays that also give the order), and no hold on the rest."""
-        whole = self.whole and self.whole.cut(rows)
-        return Batch(*(array[rows][:, columns].copy() for array in self[:5]), self.step, whole)
+        kin = (batch and batch.cut(rows) for batch in (self.whole, self.before))
+        return Batch(*(array[rows][:, columns].copy() for array in self[:5]), self.step, *kin)
 
     @property
     def count(self) -> int:

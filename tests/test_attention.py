@@ -18,7 +18,7 @@ from refpar.nn import attention, blocks, rope
 from refpar.nn.attention import EVERYTHING, Places, places
 from refpar.nn.dropout import attention_dropout
 from refpar.oracle.equal import assert_equal, leaves
-from refpar.oracle.naive import naive_core
+from refpar.oracle.naive import naive_core, naive_rope
 
 seeds = st.integers(0, 10**6)
 rates = st.sampled_from([0.0, 0.0, 0.4])
@@ -277,7 +277,7 @@ def test_rotary(seed, kind, rows, tokens, heads, pairs):
     x, position = rng.standard_normal((rows, tokens, heads, 2 * pairs)), rng.integers(0, 9999, (rows, tokens))
     turn = rope.turns(position, rope.powers(2 * pairs, 500.0), x.dtype)
     y = forward(x, turn)
-    assert_equal(y, rope.naive_rope(x, position, rope.powers(2 * pairs, 500.0), kind), n=2)
+    assert_equal(y, naive_rope(x, position, rope.powers(2 * pairs, 500.0), kind), n=2)
     dy = rng.standard_normal(x.shape)
     assert_derivative(lambda given: forward(given["x"], turn), {"x": x}, {"x": backward(dy, turn)}, dy, rng)
     assert_equal(backward(y, turn), x, n=2)                                         # the turn back
@@ -321,4 +321,4 @@ def test_rotary_in_float32_is_right_far_away():
     far = np.array([[1_000_003]])
     y = rope.rope_forward(x, rope.turns(far, rope.powers(8, 1e4), x.dtype))
     assert y.dtype == np.float32
-    assert_equal(y, rope.naive_rope(x.astype(np.float64), far, rope.powers(8, 1e4)).astype(np.float32), n=2)
+    assert_equal(y, naive_rope(x.astype(np.float64), far, rope.powers(8, 1e4)).astype(np.float32), n=2)

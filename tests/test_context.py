@@ -125,7 +125,8 @@ def program_refused(wire, case):
         return ulysses(cp, "ulysses", group=3)
     if case == "before":
         before = attention.extend(before, k, v, part)
-    return ring(cp, "ring").forward(q, k, v, part._replace(whole=None) if case == "whole" else part, before)
+    way = ulysses if case == "before" else ring
+    return way(cp, "ring").forward(q, k, v, part._replace(whole=None) if case == "whole" else part, before)
 
 
 @pytest.mark.parametrize("case, sentence", [("whole", "must be a part of whole rows"), ("before", "4 keys lie before the tokens"),

@@ -90,6 +90,7 @@ CORNERS = {
     "fewer micro-batches than stages": lambda s: s.training.micro_batches < s.layout.pp,
     "a table shared by two stages": lambda s: s.model.tied and s.layout.pp > 1,
     "a stage without layers": lambda s: s.layout.pp > len(s.model.pattern) * s.model.blocks + 1,
+    "slices, each cut over cp": lambda s: s.layout.schedule == "sliced" and s.layout.pp > 1 < s.layout.cp and s.layout.slices == 3,
     "all four axes": lambda s: min(s.layout.dp, s.layout.pp, s.layout.cp, s.layout.tp) > 1,
     "Mamba by heads in slices": lambda s: s.layout.pp > 1 and s.layout.schedule == "sliced" and s.layout.cp_mamba == "heads"
         and {"mamba1", "mamba2"} & set(s.model.pattern),

@@ -58,6 +58,7 @@ def test_points_of_the_table_are_points_of_saved(name):
 def test_work_of_a_single_process_is_the_formula(model, rows, columns):
     """In sum, and by each op: the linear maps' three, and the terms of attention and scans under the names of their ops."""
     batch = packed(0, max(rows, 1), columns, model.vocab, (3, 4)).cut(slice(0, rows))
+    batch = batch._replace(whole=batch)
     chain = build(model)
     with watch.watching(watch.Ledger()) as ledger:
         loss_and_gradients(chain, initial(model, chain, 0, np.float32), batch, 1)

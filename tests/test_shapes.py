@@ -79,8 +79,8 @@ def naive_scan(model: Model):
                  *map(scan_forms.selective, scan_forms.FORMS.values())):
         y, after, saved = form.forward(*inputs, position, past)
         form.backward(y, after, saved, inputs[4], position)
-    rope.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position,
-                    rope.powers(model.head_width, model.rope_base))
+    judges.naive_rope(rng.standard_normal((ROWS, TOKENS, model.heads, model.head_width)), position,
+                      rope.powers(model.head_width, model.rope_base))
 
 
 @pytest.fixture(scope="module")

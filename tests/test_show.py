@@ -209,11 +209,70 @@ def test_a_tree_doubles_those_who_know(capsys):
     assert "round 1" in shown(capsys, "messages", "broadcast", "--mesh", "dp=8")
 
 
+def volumes_of(capsys, *words):
+    told = json.loads(shown(capsys, "volumes", *words, "--json"))
+    return told, {(row["layer"], row["strategy"]): [size["forward"] for size in row["bytes"]] for row in told["rows"]}
+
+
 def test_volumes_do_not_grow_for_a_state(capsys):
-    assert cli.main(["show", "volumes", "--mesh", "tp=4", "--json"]) == 0
-    rows = {(row["layer"], row["strategy"]): row["sent"] for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert len(set(rows["mamba2", "CP"])) == 1 and rows["attention", "CP"] == sorted(rows["attention", "CP"])
-    assert rows["attention", "TP"][0] == 2 * 3 / 4 * 1024 * 128
+    told, sent = volumes_of(capsys, "--mesh", "tp=4", "--sequence", "20000")
+    assert told["lengths"] == [1024, 4096, 16384, 20000] and told["dtype"] == "float32"
+    assert len(set(sent["mamba2", "CP, gather"])) == len(set(sent["mamba2", "CP, scan"])) == 1
+    assert sent["attention", "TP"] == sent["attention", "TPSP"] == [4 * 2 * 3 / 4 * tokens * 128 for tokens in told["lengths"]]
+    for row in ("CP, ring", "CP, gather", "TPUP (Ulysses)"):
+        assert sent["attention", row] == sorted(set(sent["attention", row]))
+    assert all(row["differs"] or not row["table"] or row["printed"] == "0" for row in told["rows"])
+
+
+HYBRID = "llama-tiny,pattern=attention+mamba2,groups=8,kv_heads=8"
+
+
+def test_volumes_are_the_figures_where_sizes_are_even_and_sums_long(capsys):
+    """In full, and with no star; where ranks have no head, or a sum is short, with one."""
+    told, _ = volumes_of(capsys, "--mesh", "cp=8", "--model", HYBRID)
+    for row in told["rows"]:
+        assert [size["forward"] for size in row["bytes"]] == pytest.approx(row["figure"], rel=1e-12), row
+    assert "*" not in shown(capsys, "volumes", "--mesh", "cp=8", "--model", HYBRID)
+    assert "* not what the formula says" in shown(capsys, "volumes", "--mesh", "tp=8", "--model", "llama-tiny,width=16,heads=2")
+
+
+def test_volumes_of_the_mesh_that_is_named(capsys):
+    """One axis is a row of the survey's; more than one, or another way, is a row more.  A hybrid's Mamba is led to another order."""
+    told, sent = volumes_of(capsys, "--mesh", "cp=2,tp=2", "--sp", "--model", "llama-tiny", "--sequence", "1024")
+    stream, keys = 4 * 2 / 2 * 512 * 64, 4 * 512 * 2 * 8
+    assert sent["attention", "cp=2,tp=2, sp"] == [stream + keys]
+    assert len(told["rows"]) == len(volumes_of(capsys, "--mesh", "cp=4")[0]["rows"]) + 2
+    _, sent = volumes_of(capsys, "--mesh", "cp=4", "--cp", "zigzag", "--model", HYBRID, "--sequence", "1024")
+    alone = sent["mamba2", "CP, gather"][0]
+    assert sent["mamba2", "cp=4"][0] == alone + 4 * 2 * 64 * 1024 / 4 * (3 / 4)
+
+
+def test_where_attention_and_a_state_send_as_much(capsys):
+    told, sent = volumes_of(capsys, "--mesh", "cp=8", "--model", HYBRID)
+    per_token = sent["attention", "CP, ring"][0] / 1024
+    assert told["even"] == pytest.approx(sent["mamba2", "CP, gather"][0] / per_token)
+    assert volumes_of(capsys, "--mesh", "dp=1")[0]["even"] is None
+    assert "Attention around a ring" not in shown(capsys, "volumes", "--mesh", "dp=1")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_volumes_are_at_most_100_columns_wide(capsys, name):
+    out = shown(capsys, "volumes", "--model", name, "--mesh", "tp=3", "--sequence", "1048576")
+    assert max(map(len, out.splitlines())) <= 100 and "1024K" in out
+
+
+def test_work_beside_the_surveys(capsys):
+    """Per rank; keys and values twice where 4 ranks share 2 key heads, and of a causal row a little more than half."""
+    told = json.loads(shown(capsys, "work", "--mesh", "tp=4", "--sequence", "1000", "--json"))
+    terms = {(one["layer"], one["term"]): one for one in told["terms"]}
+    keys = 4 * 1000 * 2 * 32 * 128
+    assert terms["attention", "K, V"]["figure"] == keys
+    assert terms["attention", "K, V"]["ours"] == {"dp": keys, "tp": 2 * keys, "cp": keys}
+    pairs = terms["attention", "Q K', S V"]
+    assert pairs["backward"] == 2.5 and all(0.5 < ours / pairs["figure"] < 0.6 for ours in pairs["ours"].values())
+    assert pairs["ours"]["cp"] < pairs["ours"]["dp"]                        # shorter rows have shorter blocks, which hide less
+    out = shown(capsys, "work", "--model", "mamba2-uneven")
+    assert "- elementwise, no matrix product" in out and max(map(len, out.splitlines())) <= 100
 
 
 def test_a_schedule_is_drawn_with_its_bubble(capsys):

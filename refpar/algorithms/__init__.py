@@ -4,16 +4,16 @@ They are run by being given: `all_reduce(x, axis, algorithm=ALGORITHMS["all_redu
 """
 from __future__ import annotations
 
-from refpar.algorithms import bruck, halving, hierarchical, pairwise, pipelined, scattered
+from refpar.algorithms import bruck, halving, hierarchical, pairwise, pipelined, scattered, tree
 from refpar.algorithms.pipelined import chain, two_trees
-from refpar.comm import choose, trees
+from refpar.comm import choose
 from refpar.comm.choose import Algorithm, by_name
 
 MORE = by_name({
     "all_reduce": [
         Algorithm("rabenseifner", lambda x, axis, task: halving.rabenseifner(x, axis, task.op)),
         Algorithm("hierarchical", lambda x, axis, task: hierarchical.all_reduce(x, axis, task.op)),
-        Algorithm("tree", lambda x, axis, task: trees.all_reduce(x, axis, task.op)),
+        Algorithm("tree", lambda x, axis, task: tree.all_reduce(x, axis, task.op)),
         Algorithm("chain", lambda x, axis, task: pipelined.all_reduce(x, axis, chain(task.p), task.segment, task.op)),
         Algorithm("double-tree", lambda x, axis, task: pipelined.all_reduce(x, axis, two_trees(task.p), task.segment, task.op))],
     "reduce_scatter": [Algorithm("halving", lambda flat, axis, parts, task: halving.reduce_scatter(flat, axis, parts, task.op))],

@@ -26,7 +26,7 @@ from contextvars import Context
 from mpi4py import MPI
 
 from refpar.sanitizer import board
-from refpar.sanitizer.board import TICK, NoBoard
+from refpar.sanitizer.board import PATIENCE, TICK, NoBoard
 from refpar.sanitizer.endings import Aborted, require_settled
 from refpar.sanitizer.report import WIRES, Wait, errand_text, site, wait_of
 from refpar.comm.wire import INTERRUPTED, LIMIT, Failed, Wire, bytes_of, gather_objects, pieces, share_object
@@ -102,9 +102,11 @@ class MpiWire(Wire):
 
     def _another_length(self, request, told) -> ValueError:
         """What to raise when `request` met a message of another length.  The others will soon wait: did they call another thing?"""
-        time.sleep(2 * TICK)
-        return self.board.mismatch() or ValueError(f"rank {self.rank} of {self.size} {told}  ({site(sys._getframe())})"
-                                                   f"{errand_text(request.errand)}")
+        until = time.monotonic() + 4 * PATIENCE
+        while not (mismatch := self.board.mismatch()) and time.monotonic() < until:
+            time.sleep(TICK)
+        where = f"({site(sys._getframe())}){errand_text(request.errand)}"
+        return mismatch or ValueError(f"rank {self.rank} of {self.size} {told}  {where}")
 
 
 class MpiWorld:

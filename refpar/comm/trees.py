@@ -89,13 +89,6 @@ def reduce(x, axis, root: int = 0, op=np.add):
     return None
 
 
-@rounded_once
-def all_reduce(x, axis, op=np.add):
-    """Up to rank 0 and down again.  Time 2 ceil(log2 p) (alpha + n beta) + ceil(log2 p) n gamma."""
-    total = reduce(x, axis, 0, op)
-    return broadcast(x if total is None else total, axis)
-
-
 def like(shape, dtype):
     """Something of this shape and dtype that takes one element of memory: for those who only receive."""
     return np.broadcast_to(np.zeros((), dtype), shape)

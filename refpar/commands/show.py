@@ -24,6 +24,8 @@ def prepare(world, args) -> Job:
         raise ValueError(f"{wrong}; name {' or '.join(DRAWINGS)}")
     if (args.algorithm or args.node) and args.what != "messages":
         raise ValueError(f"{args.what} takes no --algorithm and no --node: only messages are those of a collective")
+    if args.sequence is not None and args.what not in ("volumes", "work"):
+        raise ValueError(f"{args.what} takes no --sequence: only volumes and work grow with it")
     if args.collective is not None and args.what != "messages":
         raise ValueError(f"{args.what} takes no {args.collective!r}: only messages are those of a collective")
     if (args.costs or args.latency is not None or args.plot or args.trace) and args.what != "schedule":
@@ -89,8 +91,19 @@ def volumes(args):
     """What one layer sends as the sequence grows: the survey's strategies, Transformer and Mamba."""
     from refpar.show import volumes
     layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
-    mamba = model if "mamba2" in model.pattern else parse_model("mamba2")
-    return lambda: volumes.draw(model, mamba, layout.ranks), lambda: volumes.describe(model, mamba, layout.ranks)
+    longest = args.sequence or volumes.LONGEST
+    volumes.check(model, layout, longest)
+    return lambda: volumes.draw(model, layout, longest), lambda: volumes.describe(model, layout, longest)
+
+
+def work(args):
+    """The FLOPs of one layer: the survey's, and those counted, for each way to cut it."""
+    from refpar.show import volumes, work
+    layout, model = layout_of(args, args.mesh or "tp=8"), parse_model(args.model or "llama")
+    length = args.sequence or work.DEFAULT
+    volumes.check(model, layout, length)
+    work.check(model)
+    return lambda: work.draw(model, layout, length), lambda: work.describe(model, layout, length)
 
 
 def schedule(args):
@@ -122,7 +135,8 @@ def schedule(args):
     return lambda: schedule.draw(made, costs), lambda: schedule.describe(schedule.simulate(made, costs), costs), write
 
 
-DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "schedule": schedule}
+DRAWINGS: dict[str, Callable] = {"mesh": mesh, "shards": shards, "messages": messages, "volumes": volumes, "work": work,
+                                 "schedule": schedule}
 
 
 def run(world, job: Job) -> int:

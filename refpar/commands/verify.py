@@ -28,7 +28,7 @@ OVER_CP = {
 }
 IN_PIPELINES = {
     "llama": (Layout(pp=4, schedule="zb-h1"), Layout(dp=2, pp=2, tp=2, schedule="interleaved")),
-    "gpt2": (Layout(pp=2, tp=2, sp=True, schedule="zb-v"),),
+    "gpt2": (Layout(pp=2, tp=2, sp=True, schedule="zb-v"), Layout(pp=2, cp=2, cp_attention="zigzag", schedule="sliced")),
     "mamba1": (Layout(pp=3, recompute="full"),),
     "mamba2": (Layout(pp=2, cp=2, cp_mamba="chain", schedule="dualpipe"),),
     "hybrid": (Layout(pp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", schedule="zb-h2"),

@@ -104,16 +104,3 @@ def rotary(config: Model):
         return lambda position, dtype: None, Pair(unturned, unturned)
     frequency = SCALINGS[config.rope_scaling](config)
     return lambda position, dtype: turns(position, frequency, dtype), PAIRS[config.rope_pairs]
-
-
-def naive_rope(x, position, frequency, pairs: str = "interleaved"):
-    """The definition, pair by pair with cosine and sine: the judge of the complex forms."""
-    width = x.shape[-1]
-    y = np.empty_like(x)
-    for i in range(width // 2):
-        a, b = (2 * i, 2 * i + 1) if pairs == "interleaved" else (i, width // 2 + i)
-        angle = (position * frequency[i])[:, :, None]                               # [B, S, 1]
-        cos, sin = np.cos(angle), np.sin(angle)
-        y[..., a] = x[..., a] * cos - x[..., b] * sin
-        y[..., b] = x[..., a] * sin + x[..., b] * cos
-    return y

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refpar.config import Layout, share
+from refpar.config import Layout
 from refpar.oracle.run import Run, batches_of
 from refpar.oracle.situation import Situation
+from refpar.parallel.order import sliced, so_far, way_of
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
 from refpar.plan.activations import Spot
@@ -80,8 +81,8 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     params = shapes_of(model, mine, mesh, dtype)
     micros = situation.training.micro_batches
     spots = [[spot_of(situation, rank, piece) for piece in pieces] for pieces in steps]
-    sent = [one for some in spots for one in traffic.step(model, mesh, mine, params, [(spot.rows, spot.length) for spot in some], dtype,
-                                                          micros)]
+    sizes = [[(spot.rows, spot.length, *spot.earlier) for spot in some] for some in spots]
+    sent = [one for some in sizes for one in traffic.step(model, mesh, mine, params, some, dtype, micros)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
                 max(most_saved(model, layout, micros, pp, some) for some in spots),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
@@ -96,16 +97,9 @@ def shapes_of(model, chain, mesh, dtype) -> dict:
 def steps_of(situation: Situation, rank: int) -> list[list]:
     """The rank's micro-batches of each step, or all slices of each."""
     mesh, slices = traffic.mesh_of(situation.layout, rank), slices_of(situation.layout, situation.training.micro_batches)
-    return [[piece for batch in batches_of(situation, mesh, number) for piece in pieces(batch, slices)]
+    way = way_of(situation.model, situation.layout)
+    return [[piece for batch in batches_of(situation, mesh, number) for piece in sliced(batch, slices, way, mesh.axis("cp"))]
             for number in range(situation.training.steps)]
-
-
-def pieces(batch, slices: int) -> list:
-    """A micro-batch itself; or its slices, each with the tokens so far as its `whole`, and the micro-batch as theirs."""
-    if slices == 1:
-        return [batch]
-    parts = [share(batch.tokens.shape[1], slices, number) for number in range(slices)]
-    return [batch.cut(columns=part)._replace(whole=batch.cut(columns=slice(0, part.stop))._replace(whole=batch)) for part in parts]
 
 
 def work_of(situation: Situation, rank: int) -> flops.Work:
@@ -118,11 +112,8 @@ def work_of(situation: Situation, rank: int) -> flops.Work:
 
 def spot_of(situation: Situation, rank: int, batch) -> Spot:
     """Where the rank stands, with one of its micro-batches."""
-    where, whole = traffic.mesh_of(situation.layout, rank).coordinates(), batch.whole.tokens.shape
-    here = Spot(situation.model, situation.layout, where["tp"], where["cp"], *whole)
-    if situation.layout.cp > 1:
-        return here
-    return here._replace(length=batch.tokens.shape[1], past=whole[1] - batch.tokens.shape[1])
+    where, (*earlier, whole) = traffic.mesh_of(situation.layout, rank).coordinates(), [rows.tokens.shape for rows in so_far(batch)]
+    return Spot(situation.model, situation.layout, where["tp"], where["cp"], *whole, tuple(length for _, length in earlier))
 
 
 def extra_work(situation: Situation, whole: int) -> dict[str, float]:

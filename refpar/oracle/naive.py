@@ -1,4 +1,4 @@
-"""The judges: attention over all pairs of tokens, and the scans token by token, as their formulas stand.
+"""The judges: attention over all pairs of tokens, rotary pairs one by one, the scans token by token, as formulas stand.
 
 Naive first, kept as the judge of the next (law 14): no layer runs these, and every fast form in `nn/` is compared with them.
 """
@@ -50,6 +50,19 @@ def naive_core(drop=None, window: int = EVERYTHING) -> Pair:
         return dq, *share_out(dk, dv, dafter, q.shape[1])
 
     return Pair(forward, backward)
+
+
+def naive_rope(x, position, frequency, pairs: str = "interleaved"):
+    """The definition, pair by pair with cosine and sine: the judge of the complex forms."""
+    width = x.shape[-1]
+    y = np.empty_like(x)
+    for i in range(width // 2):
+        a, b = (2 * i, 2 * i + 1) if pairs == "interleaved" else (i, width // 2 + i)
+        angle = (position * frequency[i])[:, :, None]                               # [B, S, 1]
+        cos, sin = np.cos(angle), np.sin(angle)
+        y[..., a] = x[..., a] * cos - x[..., b] * sin
+        y[..., b] = x[..., a] * sin + x[..., b] * cos
+    return y
 
 
 # ------------------------------------------------------------------------------------------------------------ Mamba-2's scan

@@ -26,10 +26,10 @@ import numpy as np
 
 from refpar.comm.collectives import all_gather, reduce_scatter
 from refpar.nn import blocks
-from refpar.nn.attention import EVERYTHING, extend, places, share_out
+from refpar.nn.attention import EVERYTHING, Places, extend, places, share_out
 from refpar.nn.blocks import Attended, finish, identity, merge
 from refpar.nn.seams import Pair
-from refpar.parallel.order import together, whole_of
+from refpar.parallel.order import so_far, together
 from refpar.parallel.travel import rings
 
 
@@ -49,9 +49,12 @@ class Here(NamedTuple):
 
 
 def standing(way: str, ranks: int, group: int = 1) -> Callable:
-    """batch, place -> the places of the tokens that a rank holds; or that `group` neighbours hold together, of so many ranks."""
+    """batch, place -> the places of the tokens so far that a rank holds, slice after slice; or that `group` neighbours hold together,
+    of so many ranks."""
     def stand(batch, place):
-        return places(together(batch.whole, way, ranks, range(place * group, (place + 1) * group)))
+        held = [places(together(whole, way, ranks, [rank])) for rank in range(place * group, (place + 1) * group)
+                for whole in so_far(batch)]
+        return Places(*(np.concatenate(some, axis=1) for some in zip(*held)))
     return stand
 
 
@@ -71,10 +74,8 @@ def attend_backward(among: Pair, dout, saved: dict, batch):
 
 
 def seam(among: Pair) -> Pair:
-    """The filling of `core`.  What is handed on is this rank's own keys: a later part of the rows would need those of all ranks,
-    and is refused."""
+    """The filling of `core`.  What is handed on is this rank's own keys: those of all slices so far travel together."""
     def forward(q, k, v, batch, before):
-        require_first(before, batch)
         after = extend(before, k, v, batch)
         out, saved = attend_forward(among, q, after["k"], after["v"], batch)
         return out, after, saved
@@ -84,14 +85,6 @@ def seam(among: Pair) -> Pair:
         return dq, *share_out(dk, dv, dafter, dq.shape[1])
 
     return Pair(forward, backward)
-
-
-def require_first(before: dict, batch):
-    """ValueError unless the batch is a part of whole rows, and nothing lies before them."""
-    whole_of(batch)
-    if before["k"].shape[1]:
-        raise ValueError(f"context parallelism: {before['k'].shape[1]} keys lie before the tokens, and there must be none: rows "
-                         f"are cut over cp and cannot be cut into slices too")
 
 
 def ring(cp, way: str, drop=None, window: int = EVERYTHING, plan=blocks.blocks) -> Pair:

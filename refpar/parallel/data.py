@@ -43,7 +43,7 @@ def sum_loss(loss: float, mesh) -> float:
 
 @dataclass
 class Bucket:
-    """Gradients that travel together: they are summed over the same ranks, and are cut over the same axes.
+    """Gradients that travel together: they are summed over the same ranks, and all are cut, or none.
 
     A ring adds up the ranks in another order for each of its chunks, so replicas are bitwise alike only where all of them have a gradient
     at the same place of its bucket: not where cut gradients, of another size on each rank, stand before it."""
@@ -59,7 +59,7 @@ def buckets(grads: dict, chain: Chain, layout: Layout, limit: int = BUCKET) -> l
     dims = chain.dims()
     for (layer, name), over in reversed(gradient_sums(chain, layout).items()):
         size = grads[layer][name].nbytes
-        kind = over, shard_axes(dims[layer][name])
+        kind = over, any(getattr(layout, axis) > 1 for axis in shard_axes(dims[layer][name]))
         if kind not in open_bucket or open_bucket[kind].bytes + size > limit:
             open_bucket[kind] = Bucket(over)
             filled.append(open_bucket[kind])

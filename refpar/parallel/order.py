@@ -18,7 +18,7 @@ from refpar.corpus import Batch
 
 def contiguous(length: int, ranks: int, rank: int) -> np.ndarray:
     """One run of neighbours."""
-    return np.arange(length, dtype=np.int64)[share(length, ranks, rank)]
+    return np.arange(*share(length, ranks, rank).indices(length), dtype=np.int64)
 
 
 def zigzag(length: int, ranks: int, rank: int) -> np.ndarray:
@@ -58,6 +58,22 @@ def together(whole: Batch, way: str, ranks: int, some) -> Batch:
 def part_of(batch: Batch, way: str, cp) -> Batch:
     """This cp rank's part of a batch of whole rows."""
     return together(batch, way, cp.size, [cp.index])
+
+
+def sliced(batch: Batch, slices: int, way: str, cp) -> list[Batch]:
+    """This cp rank's parts of all slices of the whole rows, from the first: rows are cut into slices first, and each of these over cp."""
+    whole, parts = whole_of(batch), []
+    for number in range(slices):
+        columns = share(whole.tokens.shape[1], slices, number)
+        before = parts[-1].whole if parts else None
+        parts.append(part_of(whole.cut(columns=columns)._replace(whole=whole, before=before), way, cp))
+    return parts
+
+
+def so_far(batch: Batch) -> list[Batch]:
+    """The slices of whole rows, from the first to the one that a batch is a part of."""
+    whole = whole_of(batch)
+    return [whole] if whole.before is None else [*so_far(whole._replace(whole=whole.before)), whole]
 
 
 def whole_of(batch: Batch) -> Batch:

@@ -1,7 +1,7 @@
 """Collective matmul: an all_gather or a reduce_scatter of sequence parallelism taken apart into the hops of a ring, with a part of the
 matrix product between one hop and the next.
 
-    gather and multiply     y_j = x_j w as each rank's tokens x_j arrive; the next hop is under way meanwhile
+    gather and multiply     y_j = x_j w as each rank's tokens x_j come round (`travel`), the next hop under way
     multiply and scatter    the sum for rank j's tokens is on its way to j, and each rank adds a_j w when it comes by
 
 So every hop but the first can hide behind a product, where the plain form would wait for all of them.  Each is the other's transpose:
@@ -14,7 +14,7 @@ Source: Wang et al. 2023, "Overlap communication with dependent computation via 
 """
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable
 
 import numpy as np
 
@@ -24,23 +24,7 @@ from refpar.config import shares
 from refpar.nn.product import Product
 from refpar.nn.projection import mapped, mapped_backward
 from refpar.nn.seams import Pair
-
-
-def gathered(x, axis, sizes: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """(rank, its shard [B, S_rank, D]) one by one, my own first; while one is worked on, the next is on its way."""
-    rank, shard = axis.index, np.ascontiguousarray(x)
-    for hop in range(axis.size):
-        requests, coming = [], None
-        if hop + 1 < axis.size:
-            source = (axis.index - hop - 1) % axis.size
-            coming = np.empty((x.shape[0], sizes[source], x.shape[2]), x.dtype)
-            watch.held("received", [shard, coming])
-            requests = [axis.irecv(coming, (axis.index - 1) % axis.size), axis.isend(shard, (axis.index + 1) % axis.size)]
-        yield rank, shard
-        for request in requests:
-            request.wait()
-        if requests:
-            rank, shard = source, coming
+from refpar.parallel.travel import travel
 
 
 def scattered(part: Callable[[int], np.ndarray], axis, sizes: list[int]) -> np.ndarray:
@@ -74,7 +58,7 @@ def overlapped(tp) -> tuple[Pair, Pair]:
         whole = np.empty((rows, length, x.shape[2]), x.dtype)                       # [B, S, D]
         ys = {name: np.empty((*weight.shape[:-2], rows, length, weight.shape[-1]), x.dtype) for name, weight in w.items()}
         with watch.calling(tp, "gather_matmul"):
-            for rank, shard in gathered(x, tp, sizes):
+            for rank, shard in travel(x, tp, [(rows, size, x.shape[2]) for size in sizes]):
                 whole[:, parts[rank]] = shard
                 for name, weight in w.items():
                     ys[name][..., parts[rank], :] = mapped(shard, weight)
@@ -100,7 +84,7 @@ def overlapped(tp) -> tuple[Pair, Pair]:
         sizes, parts = cut(batch)
         dwhole, da = np.empty((*batch.tokens.shape, dy.shape[2]), dy.dtype), np.empty_like(saved["x"])  # [B, S, D], ... [B, S, F/tp]
         with watch.calling(tp, "gather_matmul"):
-            for rank, shard in gathered(dy, tp, sizes):
+            for rank, shard in travel(dy, tp, [(len(dy), size, dy.shape[2]) for size in sizes]):
                 dwhole[:, parts[rank]] = shard
                 da[:, parts[rank]] = mapped_backward(shard, None, w)[0]
         return da, Product(saved["x"], dwhole)

@@ -19,10 +19,9 @@ import numpy as np
 
 from refpar import watch
 from refpar.comm.wire import TAGS
-from refpar.config import share
 from refpar.nn.chain import Chain, backward, forward, gradients, start
 from refpar.nn.gradient import zeros_like
-from refpar.parallel.order import whole_of
+from refpar.parallel.order import sliced, way_of
 from refpar.parallel.stages import on_rank, stage, stage_layers
 
 
@@ -34,15 +33,9 @@ def pipelined(chain: Chain, schedule, mesh, mine, dtype, by_cost: bool = False):
     stages = {s: stage(chain, parts[s % len(parts)]) for s, place in enumerate(schedule.places) if place == pp.index}
 
     def work(_, params, batches, count):
-        slices = [[sliced(batch, schedule.slices, s) for s in range(schedule.slices)] for batch in batches]
+        slices = [sliced(batch, schedule.slices, way_of(chain.model, mesh.layout), mesh.axis("cp")) for batch in batches]
         return Pipeline(schedule, stages, params, slices, count, pp, mine, dtype).run()
     return on_rank(chain, parts, schedule.places, pp.index), work
-
-
-def sliced(batch, slices: int, which: int):
-    """One slice of every row; and of the whole rows that the batch is a part of, where that is all of them or cp has one rank."""
-    mine, whole = (rows.cut(columns=share(rows.tokens.shape[1], slices, which)) for rows in (batch, whole_of(batch)))
-    return mine._replace(whole=whole)
 
 
 class Kept(NamedTuple):

@@ -88,9 +88,9 @@ def packed(summary) -> np.ndarray:
 
 
 def unpacked(message, like):
-    """The summary in a message; `like` has the shapes and dtypes."""
+    """The summary in a message, no part of which holds on to the rest; `like` has the shapes and dtypes."""
     parts = slices([field.nbytes for field in like])
-    return type(like)(*(message[part].view(field.dtype).reshape(field.shape) for part, field in zip(parts, like)))
+    return type(like)(*(message[part].view(field.dtype).reshape(field.shape).copy() for part, field in zip(parts, like)))
 
 
 def received(like, cp, source: int):

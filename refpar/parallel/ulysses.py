@@ -30,8 +30,7 @@ from refpar.config import share, shares
 from refpar.nn import blocks
 from refpar.nn.attention import EVERYTHING, extend, share_out
 from refpar.nn.seams import Pair
-from refpar.parallel.context import (Here, attend_backward, attend_forward, gather, require_first, ring, ring_among,
-                                     standing)
+from refpar.parallel.context import Here, attend_backward, attend_forward, gather, ring, ring_among, standing
 from refpar.parallel.order import columns, together
 
 
@@ -108,7 +107,7 @@ def ulysses(cp, way: str, dropped: Callable = lambda first: None, window: int = 
         return [len(columns(way, batch.whole.tokens.shape[1], cp.size, rank)) for rank in mine]
 
     def forward(q, k, v, batch, before):
-        require_first(before, batch)
+        require_first(before)
         parts, heads = head_parts(q.shape[2], k.shape[2], size), q.shape[2]
         some = to_heads([q, k, v], [(own, key, key) for own, key in parts], near, tokens(batch))
         out, saved = attend_forward(among(parts), *some, together(batch.whole, way, cp.size, mine))
@@ -125,6 +124,13 @@ def ulysses(cp, way: str, dropped: Callable = lambda first: None, window: int = 
         return dq, *share_out(dk, dv, dafter, dq.shape[1])
 
     return Pair(forward, backward)
+
+
+def require_first(before: dict):
+    """ValueError unless nothing lies before the tokens."""
+    if before["k"].shape[1]:
+        raise ValueError(f"ulysses: {before['k'].shape[1]} keys lie before the tokens, and there must be none: they are kept by tokens, "
+                         f"and would be exchanged for heads again with each slice")
 
 
 def context_core(cp, option: str, kv_heads: int, dropped: Callable = lambda first: None, window: int = EVERYTHING,

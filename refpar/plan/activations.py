@@ -65,7 +65,8 @@ CORES: dict[str, dict[str, str]] = {
     "alone": {"inner.core.q": "B S HE/tp", "inner.core.after.k": "B S+R KE/tp", "inner.core.after.v": "B S+R KE/tp",
               "inner.core.after.document": "B S+R", "inner.core.after.position": "B S+R", "inner.core.after.index": "B S+R",
               "inner.core.lse": "B S H/tp"},
-    "tokens": {"inner.core.q": "B S HE/tp", "inner.core.k": "B S KE/tp", "inner.core.v": "B S KE/tp", "inner.core.lse": "B S H/tp"},
+    "tokens": {"inner.core.q": "B S HE/tp", "inner.core.k": "B S+R KE/tp", "inner.core.v": "B S+R KE/tp",
+               "inner.core.lse": "B S H/tp"},
     "heads": {"inner.core.q": "B S/u H/u E", "inner.core.k": "B S/u K/u E", "inner.core.v": "B S/u K/u E",
               "inner.core.out": "B S/u H/u E", "inner.core.lse": "B S/u H/u"},
 }
@@ -156,11 +157,19 @@ class Spot(NamedTuple):
     cp: int
     rows: int
     length: int
-    past: int = 0               # tokens of each row that came before, in earlier slices
+    earlier: tuple[int, ...] = ()       # lengths of the whole rows' slices that came before
 
     def tokens(self, cp: int) -> int:
         """Of a row, on a rank of cp."""
-        return len(columns(way_of(self.model, self.layout), self.length, self.layout.cp, cp))
+        return self._columns(self.length, cp)
+
+    @property
+    def past(self) -> int:
+        """Tokens of a row in earlier slices, here."""
+        return sum(self._columns(length, self.cp) for length in self.earlier)
+
+    def _columns(self, length: int, cp: int) -> int:
+        return len(columns(way_of(self.model, self.layout), length, self.layout.cp, cp))
 
     @property
     def columns(self) -> int:

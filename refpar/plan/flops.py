@@ -23,7 +23,8 @@ from refpar.nn.attention import places
 from refpar.nn.blocks import blocks
 from refpar.nn.build import build
 from refpar.nn.init import TAPS
-from refpar.parallel.order import together, way_of
+from refpar.parallel.context import standing
+from refpar.parallel.order import way_of
 from refpar.plan.activations import Spot, again, core
 
 Work = dict[str, int]           # "mamba2 C B'" -> operations
@@ -80,50 +81,44 @@ def matrices(model: Model, kind: str) -> dict[str, str]:
 
 def attention(spot: Spot, batch, dtype) -> Work:
     """7 products over the pairs of tokens that the blocks look at."""
-    model, layout = spot.model, spot.layout
+    model = spot.model
     if model.cut:
         return {}
     heads = spot.held("H/tp")
-    queries, keys = places(batch), [places(batch.whole or batch)]           # with those of earlier slices
-    if layout.cp > 1:
-        queries, keys, heads = _over_cp(spot, batch, heads)
+    queries, keys, heads = _met(spot, batch, heads)
     looked = sum(math.prod(part.stop - part.start for part in (block.rows, block.queries, block.keys))
                  for some in keys for block in blocks(queries, some, heads, np.dtype(dtype), model.reach))
     return {"pairs of tokens": 7 * 2 * looked * heads * model.head_width}
 
 
-def _over_cp(spot: Spot, batch, heads: int):
+def _met(spot: Spot, batch, heads: int):
     """(queries, the keys that they meet one set after the other, heads), by the option of attention over cp."""
     way, ranks = way_of(spot.model, spot.layout), spot.layout.cp
-
-    def of(first, size):
-        return places(together(batch.whole, way, ranks, range(first, first + size)))
+    size, queries = ranks if way == "gather" else 1, places(batch)
     if core(spot.layout) == "heads":
         size, _, heads, _ = spot.exchanged()
-        return of(spot.cp // size * size, size), [of(first, size) for first in range(0, ranks, size)], heads
-    size = ranks if way == "gather" else 1
-    return places(batch), [of(first, size) for first in range(0, ranks, size)], heads
+        queries = standing(way, ranks, size)(batch, spot.cp // size)
+    return queries, [standing(way, ranks, size)(batch, group) for group in range(ranks // size)], heads
 
 
 def mamba1(spot: Spot, batch, dtype) -> Work:
     """Each token reads the state, and backward that and twice the gradient of what enters it."""
     if spot.model.cut:
         return {}
-    tokens, channels, (forward, backward) = spot.rows * spot.inside("mamba1"), spot.held("I/tp"), runs(spot, batch)
+    mine, channels = share(spot.length, spot.layout.cp, spot.cp), spot.held("I/tp")
     if spot.layout.cp_mamba == "heads":
-        tokens, (_, _, channels) = spot.rows * spot.length, spot.by_heads()
-    state = 2 * tokens * spot.model.state * channels
+        mine, (_, _, channels) = slice(0, spot.length), spot.by_heads()
+    forward, backward = runs(spot, batch, mine)
+    state = 2 * spot.rows * (mine.stop - mine.start) * spot.model.state * channels
     return {"C h": (forward + backward) * state, "B X": 2 * backward * state}
 
 
-def runs(spot: Spot, batch) -> tuple[int, int]:
-    """How often Mamba-1's scan runs over a rank's tokens, forward and backward: first as if alone, for the summary that others need,
-    and again where there is something before them, and behind them.  By heads it runs over whole rows, or whole slices."""
-    heads, whole = spot.layout.cp_mamba == "heads", batch.whole or batch
-    mine = slice(0, spot.length) if heads else share(spot.length, spot.layout.cp, spot.cp)
-    mine, whole = slice(mine.start + spot.past, mine.stop + spot.past), whole.whole or whole
-    before = spot.rows * mine.start > 0
-    later = slice(mine.stop, whole.tokens.shape[1])
+def runs(spot: Spot, batch, mine: slice) -> tuple[int, int]:
+    """How often Mamba-1's scan runs over the tokens `mine` of a slice, forward and backward: first as if alone, for the summary that
+    others need, and again where there is something before them, and behind them."""
+    whole, begin = batch.whole.whole or batch.whole, sum(spot.earlier)
+    before = spot.rows * (begin + mine.start) > 0
+    later = slice(begin + mine.stop, whole.tokens.shape[1])
     goes_on = np.logical_and.accumulate(whole.position[:, later] > 0, axis=1)       # [B, S later]: of the document at the border
     behind = (goes_on & (whole.targets[:, later] >= 0)).any()
     return 1 + int(before), 1 + int(behind)

@@ -54,14 +54,15 @@ class Here(NamedTuple):
     model: Model
     mesh: Mesh
     rows: int
-    length: int                 # of whole rows
+    length: int                 # of whole rows, or of a slice of them
     dtype: np.dtype
+    earlier: tuple[int, ...] = ()       # lengths of the slices before it
 
     @property
     def spot(self) -> Spot:
         """Where the rank stands, for its shares."""
         where = self.mesh.coordinates()
-        return Spot(self.model, self.mesh.layout, where["tp"], where["cp"], self.rows, self.length)
+        return Spot(self.model, self.mesh.layout, where["tp"], where["cp"], self.rows, self.length, self.earlier)
 
     @property
     def tokens(self) -> int:
@@ -154,7 +155,7 @@ def attention(here: Here) -> list[Sent]:
         return []
     layout, cp = here.mesh.layout, here.mesh.axis("cp")
     cut = Cut(cp.size, layout.cp_attention, here.rows, here.length, here.spot.held("H/tp"), here.spot.held("K/tp"),
-              here.model.head_width, np.dtype(here.dtype).itemsize, cp.node, places=cp.ranks)
+              here.model.head_width, np.dtype(here.dtype).itemsize, cp.node, places=cp.ranks, earlier=here.earlier)
     return around_layer(here, "attention") + (both_ways(CONTEXT, cp, context_volume(cp.index, cut)) if cp.size > 1 else [])
 
 
@@ -221,10 +222,11 @@ LAYERS: dict[str, Callable[[Here], list[Sent]]] = {
 
 # ------------------------------------------------------------------------------------------------------------------- the whole step
 
-def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, int]], dtype, micro_batches: int = 0) -> list[Sent]:
-    """Everything that a rank sends in one training step.  batches: its micro-batches, or all slices of each, [rows, length] of their
-    whole rows; micro_batches: how many; chain: its part of the model's; params: of the parameters, or arrays of their shapes."""
-    here = [Here(model, mesh, rows, length, dtype) for rows, length in batches]
+def step(model: Model, mesh: Mesh, chain, params: dict, batches: list[tuple[int, ...]], dtype, micro_batches: int = 0) -> list[Sent]:
+    """Everything that a rank sends in one training step.  batches: its micro-batches, [rows, length] of their whole rows; or all
+    slices of each, [rows, length, *lengths of the slices before]; micro_batches: how many; chain: its part of the model's; params: of the
+    parameters, or arrays of their shapes."""
+    here = [Here(model, mesh, rows, length, dtype, tuple(earlier)) for rows, length, *earlier in batches]
     sent = []
     for each in passes(model, mesh.layout, micro_batches or len(batches), mesh.coordinates()["pp"]):
         sent += [one for kind in each.kinds for one in layer(here[each.piece], kind)] + between(here[each.piece], each)

@@ -32,6 +32,7 @@ class Cut(NamedTuple):
     node: int | None = None
     moved: str = "kv"
     places: tuple[int, ...] = ()        # of the cp ranks in the world; none: as they are numbered
+    earlier: tuple[int, ...] = ()       # lengths of the slices of whole rows that lie before, and whose keys travel too
 
     def nodes(self, indices) -> list[list[int]]:
         """Those of the ranks, by their place among `indices`, that stand on each node."""
@@ -40,7 +41,15 @@ class Cut(NamedTuple):
     @property
     def tokens(self) -> list[int]:
         """B S_j of each rank."""
-        return [self.rows * len(columns(self.way, self.length, self.ranks, rank)) for rank in range(self.ranks)]
+        return self._held([self.length])
+
+    @property
+    def keys(self) -> list[int]:
+        """B (S_j + R_j): those whose keys it has."""
+        return self._held([*self.earlier, self.length])
+
+    def _held(self, slices) -> list[int]:
+        return [self.rows * sum(len(columns(self.way, length, self.ranks, rank)) for length in slices) for rank in range(self.ranks)]
 
 
 def context_volume(i: int, cut: Cut) -> tuple[Volume, Volume]:
@@ -71,12 +80,12 @@ def _ring(i: int, cut: Cut):
             return [tokens * cut.heads * width for tokens in cut.tokens]
         width = cut.width
         return (_around(i, queries(width), queries(width + 1), nodes), _around(i, queries(2 * width + 2), queries(width), nodes))
-    keys = [tokens * 2 * cut.kv_heads * cut.width for tokens in cut.tokens]
+    keys = [tokens * 2 * cut.kv_heads * cut.width for tokens in cut.keys]
     return two_levels(volume.all_gather, i, keys, nodes), _around(i, keys, keys, nodes)
 
 
 def _gather(i: int, cut: Cut):
-    task = Task([tokens * 2 * cut.kv_heads * cut.width for tokens in cut.tokens], np.dtype(f"f{cut.itemsize}"),
+    task = Task([tokens * 2 * cut.kv_heads * cut.width for tokens in cut.keys], np.dtype(f"f{cut.itemsize}"),
                 cut.nodes(range(cut.ranks)))
     there, home = (promised(operation, None, i, task) for operation in ("all_gather", "reduce_scatter"))
     return tuple(Volume(one.messages, one.elements // cut.itemsize, one.messages_received, one.elements_received // cut.itemsize)
