@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from refpar.config import RECOMPUTE, SCHEDULES, Layout, Model, Training
+from refpar.config import CP_ATTENTION, CP_MAMBA, RECOMPUTE, SCHEDULES, Layout, Model, Training
 from refpar.oracle.situation import Situation
 
 TINY = dict(vocab=11, width=6, heads=2, kv_heads=1, head_width=4, ffn=5, ssm_heads=2, ssm_head_width=3, groups=1, state=3, inner=5,
@@ -29,7 +29,8 @@ def layouts(draw, most_ranks: int) -> Layout:
     return Layout(**({axis: 2} if axis else {}), pp=pp, schedule=name, stages_by_cost=draw(st.booleans()),
                   virtual_stages=draw(st.integers(0, 3)) if name == "interleaved" else 0,
                   slices=draw(st.sampled_from((0, 1, 3, 3))) if name == "sliced" else 0, recompute=draw(st.sampled_from(RECOMPUTE)),
-                  sp=axis == "tp" and draw(st.booleans()))
+                  sp=axis == "tp" and draw(st.booleans()), cp_attention=draw(st.sampled_from(CP_ATTENTION)),
+                  cp_mamba=draw(st.sampled_from(CP_MAMBA)))
 
 
 @st.composite

@@ -10,7 +10,7 @@ from strategies import GPT2, PIPELINES, TRANSFORMER, models, situations
 from refpar.cli import layout_of, parse
 from refpar.commands.verify import situation_of
 from refpar.comm.threads import ThreadWorld
-from refpar.config import PRESETS, Layout, Training
+from refpar.config import CP_MAMBA, PRESETS, Layout, Training
 from refpar.corpus import micro_batches
 from refpar.named import parse_model
 from refpar.oracle.properties import sharded_equals_single
@@ -35,6 +35,13 @@ UNEVEN = PRESETS["hybrid-uneven"]
 def test_replicas_beside_uneven_shards(layout):
     """Three ranks' sums depend on their order, which a ring takes by the place in a bucket: it must not depend on shards' sizes."""
     sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, Training(dtype="float64", rows=3, sequence=12, steps=1)))
+
+
+@pytest.mark.parametrize("cp_mamba", CP_MAMBA)
+def test_slices_under_options_of_cp(cp_mamba):
+    """On one rank of cp its options change nothing: not where a slice's tokens stand, nor what is kept of the slice before."""
+    layout = Layout(pp=2, schedule="sliced", slices=3, recompute="full", cp_attention="zigzag", cp_mamba=cp_mamba)
+    sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, Training(dtype="float64", rows=1, sequence=8, steps=1), documents=(5, 9)))
 
 
 CORNERS = {
@@ -85,6 +92,8 @@ CORNERS = {
     "a stage without layers": lambda s: s.layout.pp > len(s.model.pattern) * s.model.blocks + 1,
     "slices, each cut over cp": lambda s: s.layout.schedule == "sliced" and s.layout.pp > 1 < s.layout.cp and s.layout.slices == 3,
     "all four axes": lambda s: min(s.layout.dp, s.layout.pp, s.layout.cp, s.layout.tp) > 1,
+    "Mamba by heads in slices": lambda s: s.layout.pp > 1 and s.layout.schedule == "sliced" and s.layout.cp_mamba == "heads"
+        and {"mamba1", "mamba2"} & set(s.model.pattern),
     **{f"schedule {name}": lambda s, name=name: s.layout.pp > 1 and s.layout.schedule == name for name in PIPELINES},
     "mamba2 behind mamba1, or before": lambda s: {"mamba1", "mamba2"} <= set(s.model.pattern),
     "a row alone": lambda s: s.training.rows == 1,
