@@ -41,7 +41,8 @@ def test_replicas_beside_uneven_shards(layout):
 def test_slices_under_options_of_cp(cp_mamba):
     """On one rank of cp its options change nothing: not where a slice's tokens stand, nor what is kept of the slice before."""
     layout = Layout(pp=2, schedule="sliced", slices=3, recompute="full", cp_attention="zigzag", cp_mamba=cp_mamba)
-    sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, Training(dtype="float64", rows=1, sequence=8, steps=1), documents=(5, 9)))
+    training = Training(dtype="float64", rows=1, sequence=8, steps=1)
+    sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, training, documents=(5, 9)))
 
 
 CORNERS = {

@@ -69,7 +69,7 @@ PLACED = (
           "        return blocks.partial(q", RING, Situation(ranks=2), HOLDS),
     Fault("another-order", "ISEEKYAN/Megatron-LM#208",
           "tokens are dealt out in one order, and positions believe in another",
-          f"{CONTEXT}:standing", "together(batch.whole, way, ranks,", 'together(batch.whole, "contiguous", ranks,',
+          f"{CONTEXT}:standing", "together(whole, way, ranks,", 'together(whole, "contiguous", ranks,',
           ZIGZAG, Situation(ranks=2), HOLDS),
     Fault("gathered-in-rank-order", "NVIDIA/TransformerEngine#1557",
           "shards of a zig-zag are put one behind the other as if they were runs of the row",
