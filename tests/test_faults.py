@@ -3,6 +3,7 @@ import pytest
 import strategies
 import strategies_comm
 import strategies_cp
+import strategies_loss
 import strategies_pp
 import strategies_reshard
 import strategies_state
@@ -28,6 +29,7 @@ DRAWN = {
     "mesh_is_a_grid": strategies_comm.layouts(),
     "reshard_is_cutting": strategies_reshard.situations(4),
     **dict.fromkeys(("fresh_is_cutting", "loading_is_cutting"), strategies_reshard.situations(4, most_stages=1)),
+    "vocabulary_loss": strategies_loss.situations(),
     "context_attention": strategies_cp.situations(4),
     "pieces_cover": st.integers(0, 2**34),
     "context_state": strategies_state.situations(),

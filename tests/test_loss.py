@@ -2,12 +2,15 @@
 import numpy as np
 import pytest
 from derivative import assert_derivative
+from drawn import check
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies_loss import situations
 
 from refpar.nn import loss as L
 from refpar.nn.loss import cross_entropy_backward, cross_entropy_forward
 from refpar.oracle.equal import assert_equal
+from refpar.oracle.properties_loss import vocabulary_loss
 
 seeds = st.integers(0, 10**6)
 
@@ -94,3 +97,7 @@ def test_nothing_to_predict(rows, tokens, ignored):
     _, logits, targets = drawn(0, rows, tokens, 4, ignored)
     (loss, count), saved = cross_entropy_forward(logits, targets)
     assert loss == 0 and count == 0 and not cross_entropy_backward(1.0, saved).any()
+
+
+def test_the_loss_over_words_that_ranks_share(world):
+    check(world, vocabulary_loss, situations())

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Callable
 
 from refpar.config import PRESETS, Layout
-from refpar.oracle import (properties, properties_comm, properties_cp, properties_nn, properties_pp, properties_reshard,
-                           properties_state)
+from refpar.oracle import (properties, properties_comm, properties_cp, properties_loss, properties_nn, properties_pp,
+                           properties_reshard, properties_state)
 from refpar.oracle.faults_cp import CONTEXT_PARALLEL
 from refpar.oracle.faults_pp import PIPELINES, SCHEDULED
 from refpar.oracle.faults_reshard import RESHARDING
@@ -193,6 +193,6 @@ def fault_named(name: str) -> Fault:
 
 def property_of(fault: Fault) -> Callable:
     """The property(world, situation) that kills it."""
-    rooms = (properties, properties_comm, properties_nn, properties_cp, properties_pp, properties_reshard,
+    rooms = (properties, properties_comm, properties_nn, properties_loss, properties_cp, properties_pp, properties_reshard,
              properties_state)
     return next(getattr(room, fault.property) for room in rooms if hasattr(room, fault.property))

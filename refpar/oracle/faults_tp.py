@@ -9,6 +9,7 @@ from dataclasses import replace
 from refpar.config import PRESETS, Layout, Model
 from refpar.oracle.plant import Fault
 from refpar.oracle.situation import PROOF, Situation
+from refpar.oracle.situation_loss import LossSituation
 
 LLAMA, GPT2, MAMBA2 = (replace(PRESETS[f"{name}-uneven"], blocks=1) for name in ("llama", "gpt2", "mamba2"))
 FEW_KEYS = replace(LLAMA, kv_heads=2)
@@ -89,6 +90,11 @@ VOCABULARY = (
     Fault("largest-logit-of-a-rank", "NVIDIA/Megatron-LM#5522",
           "sums of exponentials are taken below each rank's own largest logit, and added as if it were one",
           f"{LOSS}:merge_over", "top = all_reduce(spread.top, axis, op=np.maximum)", "top = spread.top", run(tp=2), run(dp=2), MASTER),
+    Fault("log-of-the-underflown", "NVIDIA/Megatron-LM#5522",
+          "the log is taken of the probability: what is far below the largest logit has none, and an infinite loss",
+          "refpar.nn.loss:finish", "losses, counted = lse - spread.expected + z",
+          "losses, counted = -np.log(np.exp(spread.expected - spread.top) / spread.total) + z",
+          LossSituation(spread=1000.0), LossSituation(), "vocabulary_loss"),
     Fault("pads-in-the-softmax", "pytorch/torchtitan#4319",
           "the vocabulary is padded to a rounder size, and the pads stand in the denominator",
           f"{LOSS}:cross_entropy", "loss.real(flat(logits), first, config.vocab)", "flat(logits)",
