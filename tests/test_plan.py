@@ -141,3 +141,14 @@ def test_what_is_compared_with_the_published_formula_was_counted(layout):
         return ThreadWorld().run(run_sharded, layout.ranks, situation)[0].peak["saved"]
     told = published.compared(GPT, layout, 48, 2)
     assert published.NUMBER * (peak(2) - peak(1) - told.small) == told.ours
+
+
+@pytest.mark.parametrize("recompute, theirs, ours", [("none", 6, 7), ("full", 8, 9)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, sp=True), Layout(dp=2, pp=2)], ids=str)
+def test_the_published_operations_of_a_step_were_counted(layout, recompute, theirs, ours):
+    """All ranks of a real run together; rows of one block, so that all pairs are looked at, with their scores computed again."""
+    layout = dataclasses.replace(layout, recompute=recompute)
+    situation = Situation(GPT, layout, dataclasses.replace(PROOF, steps=1, rows=2, sequence=48))
+    counted = sum(sum(run.flops.values()) for run in ThreadWorld().run(run_sharded, layout.ranks, situation))
+    pairs = 2 * 48 * 48 * GPT.width * GPT.blocks * 2                        # one product over all pairs, of 2 rows
+    assert counted == published.step_flops(GPT, 48, 2, recompute) + (ours - theirs) * pairs

@@ -1,4 +1,4 @@
-"""What backward keeps of one Transformer layer: the published formula beside ours, with the difference named term by term.
+"""What backward keeps of one Transformer layer, and what a step computes: published formulas beside ours, the difference named.
 
 Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", sections 4 and 5, count bytes of a GPT layer with
 16-bit numbers, s tokens, b rows, width h, a heads, t ranks of tp:
@@ -17,6 +17,14 @@ Ours, of the same layer, has
     with sp, 4 s b h (1 - 1/t) more     the gathered input of either half is kept, where theirs is gathered again in backward
     with Ulysses, 2 s b h / t more      what the core makes is kept by heads, as it made it, and by tokens, as the next map takes it
     small terms                 one number a token and head (lse), one or two a token and norm (scale), places of the keys
+
+Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 5.1, count the
+operations of a step of L layers and v words on all ranks, forward, backward, and with full recomputation forward again:
+
+    none            72 b s L h^2 (1 + s / 6h + v / 12 L h)              full            96 b s L h^2 (1 + s / 6h + v / 16 L h)
+
+Ours has, of pairs of tokens, 7 products where theirs has 6 (and 9 for 8 with full recomputation), because blocks compute the scores
+again; and only those pairs that blocks look at, where theirs has all s^2.
 """
 from __future__ import annotations
 
@@ -60,3 +68,10 @@ def compared(model: Model, layout: Layout, tokens: int, rows: int = 1) -> Compar
         by_terms += NUMBER * sbh / t
     selective = layout.recompute == "selective"
     return Compared(published - (sbh * pairs / t if selective else 0), ours, by_terms, small)
+
+
+def step_flops(model: Model, tokens: int, rows: int, recompute: str = "none") -> float:
+    """Operations of a training step of that GPT, as published; tokens of a row.  The head is not computed again."""
+    h, layers = model.width, model.blocks
+    factor = {"none": 72, "full": 96}[recompute]
+    return factor * rows * tokens * layers * h * h * (1 + tokens / (6 * h)) + 6 * rows * tokens * h * model.vocab
