@@ -12,13 +12,13 @@ from refpar.comm.threads import ThreadWorld
 from refpar.config import FAMILIES, PRESETS, Layout, Model
 from refpar.nn import chain as chains
 from refpar.nn.build import build
-from refpar.nn.gradient import loss_and_gradients
+from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
 from refpar.oracle.books import shapes_of, work_of
 from refpar.oracle.packed import packed
 from refpar.oracle.run import batches_of, run_sharded
 from refpar.oracle.situation import PROOF, Situation
-from refpar.plan import activations, flops, published, traffic
+from refpar.plan import activations, flops, products, published, traffic
 
 
 @settings(max_examples=60)
@@ -35,6 +35,20 @@ def test_what_a_single_process_keeps_is_the_table(model, rows, columns):
     for name, points in saved.items():
         counted = watch.elements({point: array for point, array in points.items() if point != "cap"})
         assert counted == activations.kept_elements(spot, name.partition(".")[2]), name
+
+
+@settings(max_examples=60)
+@given(models(), st.integers(0, 3), st.integers(1, 9))
+def test_what_is_left_for_the_weights_gradients_is_the_table(model, rows, columns):
+    """Layer by layer, each array once, and no array by two layers."""
+    batch, chain = packed(0, max(rows, 1), columns, model.vocab, (3, 4)).cut(slice(0, rows)), build(model)
+    params = initial(model, chain, 0, np.float32)
+    logits, after, saved = chains.forward(chain, batch.tokens, params, batch, chains.start(chain, params, batch))
+    _, _, left = chains.backward(chain, np.ones_like(logits), saved, params, batch, zeros_like(after))
+    spot = activations.Spot(model, Layout(), 0, 0, rows, columns)
+    formulas = {name: products.left_elements(spot, name.partition(".")[2]) for name in left}
+    assert {name: watch.elements(arrays) for name, arrays in left.items()} == formulas
+    assert watch.elements(left) == sum(formulas.values())
 
 
 @pytest.mark.parametrize("name", [f"{family}-uneven" for family in FAMILIES])

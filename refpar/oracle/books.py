@@ -16,7 +16,7 @@ from refpar.parallel.order import sliced, so_far, way_of
 from refpar.parallel.placement import cut
 from refpar.plan import flops, traffic
 from refpar.plan.activations import Spot
-from refpar.plan.passes import most_saved, passes, slices_of
+from refpar.plan.passes import passes, slices_of, stores
 from refpar.schedules.model import part_of_model
 
 
@@ -24,12 +24,14 @@ class Book(NamedTuple):
     """What one rank did in all steps together: elements held at most, bytes sent on each axis, operations."""
     weight: int
     saved: int
+    left: int
     sent: dict[str, int]
     flops: int
 
     def entries(self) -> dict[str, int]:
         """Each number, by what it counts."""
         return {"elements of weights held": self.weight, "elements kept for backward": self.saved,
+                "elements left for the weights' gradients": self.left,
                 **{f"bytes sent on {axis}": size for axis, size in self.sent.items()}, "floating-point operations": self.flops}
 
 
@@ -46,7 +48,7 @@ def books_of(situation: Situation, chain, wholes: list, runs: list[Run]) -> Book
     """wholes: the ledgers of the single process, one a step; chain: its chain."""
     counted, promised = [counted_of(run) for run in runs], [promised_of(situation, chain, rank) for rank in range(len(runs))]
     whole = Book(sum(int(np.prod(situation.model.shape(text))) for group in chain.dims().values() for text in group.values()),
-                 max(ledger.peak["saved"] for ledger in wholes), {}, sum(sum(ledger.flops.values()) for ledger in wholes))
+                 max(ledger.peak["saved"] for ledger in wholes), 0, {}, sum(sum(ledger.flops.values()) for ledger in wholes))
     wrong = first_apart("the single process", whole, promised_of(alone(situation), chain, 0))
     for rank, pair in enumerate(zip(counted, promised)):
         wrong = wrong or first_apart(f"rank {rank}", *pair)
@@ -69,7 +71,8 @@ def counted_of(run: Run) -> Book:
     sent: dict[str, int] = {}
     for (axis, _), (_, size) in run.sent.items():
         sent[axis] = sent.get(axis, 0) + size
-    return Book(run.peak["weight"], run.peak["saved"], {axis: size for axis, size in sent.items() if size}, sum(run.flops.values()))
+    return Book(run.peak["weight"], run.peak["saved"], run.peak.get("products", 0),
+                {axis: size for axis, size in sent.items() if size}, sum(run.flops.values()))
 
 
 def promised_of(situation: Situation, chain, rank: int) -> Book:
@@ -83,8 +86,9 @@ def promised_of(situation: Situation, chain, rank: int) -> Book:
     spots = [[spot_of(situation, rank, piece) for piece in pieces] for pieces in steps]
     sizes = [[(spot.rows, spot.length, *spot.earlier) for spot in some] for some in spots]
     sent = [one for some in sizes for one in traffic.step(model, mesh, mine, params, some, dtype, micros)]
+    kept = [store for some in spots for store in stores(model, layout, micros, pp, some)]
     return Book(sum(array.size for group in params.values() for array in group.values()),
-                max(most_saved(model, layout, micros, pp, some) for some in spots),
+                max((store.saved for store in kept), default=0), max((store.left for store in kept), default=0),
                 traffic.by_axis(sent), sum(work_of(situation, rank).values()))
 
 

@@ -16,6 +16,7 @@ from refpar import watch
 from refpar.comm.mesh import Mesh, coordinates
 from refpar.nn.build import build
 from refpar.nn.gradient import loss_and_gradients
+from refpar.oracle.books import spot_of, steps_of
 from refpar.oracle.equal import distance
 from refpar.oracle.properties_comm import require
 from refpar.oracle.run import batches_of, first_state, largest_addends
@@ -23,6 +24,7 @@ from refpar.oracle.situation import Situation
 from refpar.parallel.data import count_targets, reduce_gradients, sum_loss
 from refpar.parallel.placement import cut, part
 from refpar.plan.bubble import FORMULAS, Sizes, Times
+from refpar.plan.passes import stores
 from refpar.schedules.check import in_flight
 from refpar.schedules.model import part_of_model, piped, schedule_of
 
@@ -31,11 +33,13 @@ EQUAL_TIMES = Times(1, 1, 1, 3)
 
 class InFlight(watch.Observer):
     """most: the ops between their F and their W, at most at one time; as the runner tells, or more, where arrays are still in memory that
-    F kept for backward and W has used."""
+    F kept for backward and W has used.  elements: those kept for B and for W, each array once, at most when an F ends; and those for W
+    alone, at most when a B ends."""
 
     def __init__(self):
         self.kept = self.products = self.most = 0
         self.left = []                                          # of each F, weak references to its arrays
+        self.for_w, self.elements = {}, (0, 0)
 
     def held(self, kind, tree):
         if kind == "saved":                                     # told by F: what each op left for its B
@@ -44,18 +48,21 @@ class InFlight(watch.Observer):
             self.left.append([weakref.ref(array) for array in watch.arrays_of(newest) if array.dtype.kind == "f"])
             alive = sum(any(array() is not None for array in arrays) for arrays in self.left)
             self.most = max(self.most, self.kept + self.products, alive)
+            self.elements = max(self.elements[0], watch.elements([tree, self.for_w])), self.elements[1]
         if kind == "products":                                  # told by B: what each left for its W
-            self.kept, self.products = self.kept - 1, len(tree)
+            self.kept, self.products, self.for_w = self.kept - 1, len(tree), tree
+            self.elements = self.elements[0], max(self.elements[1], watch.elements(tree))
 
     def op(self, name, flops):
         self.products -= name == "W"
 
 
 class Told(NamedTuple):
-    """What a rank tells of one step: the whole summed loss, its gradients after the sums over ranks, and its ops in flight."""
+    """What a rank tells of one step: the whole summed loss, its gradients after the sums over ranks, and its ops and elements in flight."""
     loss: float
     grads: dict
     most: int
+    elements: tuple[int, int]
 
 
 def run_rank(wire, situation: Situation) -> Told:
@@ -64,9 +71,9 @@ def run_rank(wire, situation: Situation) -> Told:
     chain, work = part_of_model(model, mesh, training)
     params = first_state(situation, chain, lambda name, dims: cut(model, dims, mesh)).params
     batches = batches_of(situation, mesh, 0)
-    with watch.watching(InFlight()) as stores:
+    with watch.watching(InFlight()) as flying:
         loss, grads = work(chain, params, batches, count_targets(batches, mesh))
-    return Told(sum_loss(loss, mesh), reduce_gradients(grads, chain, mesh), stores.most)
+    return Told(sum_loss(loss, mesh), reduce_gradients(grads, chain, mesh), flying.most, flying.elements)
 
 
 def pipeline_equals_one_place(world, situation: Situation):
@@ -91,16 +98,27 @@ def pipeline_equals_one_place(world, situation: Situation):
 
 def in_flight_is_the_formula(world, situation: Situation):
     """Each rank holds, at most at one time, the activations of as many ops as the schedule says; and of as many as its closed formula:
-    never more, and no fewer where the formula is exact.  Nothing is said of a layout without a pipeline."""
+    never more, and no fewer where the formula is exact.  And of as many elements as the layers' shapes say, in all and from B to W.
+    Nothing is said of a layout without a pipeline."""
     layout, micros = situation.layout, situation.training.micro_batches
     if not piped(layout):
         return
     schedule = schedule_of(layout, micros)
     row, sizes = FORMULAS[schedule.name], Sizes(layout.pp, micros, schedule.depth // layout.pp, schedule.slices)
-    for rank, (_, _, counted) in enumerate(world.run(run_rank, layout.ranks, situation)):
+    for rank, (_, _, counted, elements) in enumerate(world.run(run_rank, layout.ranks, situation)):
         pp = coordinates(layout, rank)["pp"]
         by_schedule, by_formula = max(in_flight(schedule)[pp], default=0), row.held(sizes, pp)
         held = f"rank {rank} holds the activations of {counted} ops"
         require(counted == by_schedule, f"{held}, and the schedule says {by_schedule} ({situation.command()})")
         require(counted == by_formula or counted < by_formula and not row.exact(sizes, EQUAL_TIMES),
                 f"{held}, and the formula of {schedule.name} says {by_formula} ({situation.command()})")
+        shapes = by_shapes(situation, rank)
+        require(elements == shapes, f"rank {rank} keeps (for B and W, for W alone) {elements} elements, and by the shapes of its layers "
+                                    f"{shapes} ({situation.command()})")
+
+
+def by_shapes(situation: Situation, rank: int) -> tuple[int, int]:
+    """The elements that `InFlight` counts on a rank of a pipeline, by the formulas of `plan/`."""
+    pp, spots = coordinates(situation.layout, rank)["pp"], [spot_of(situation, rank, piece) for piece in steps_of(situation, rank)[0]]
+    kept = list(stores(situation.model, situation.layout, situation.training.micro_batches, pp, spots))
+    return max((op.saved + op.left for op in kept if op.kind == "F"), default=0), max((op.left for op in kept), default=0)

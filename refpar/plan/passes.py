@@ -5,12 +5,13 @@ A pass is a stage's work on one micro-batch, down (F) and up (B).  Where there i
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 from refpar.config import Layout, Model
 from refpar.nn.build import build
 from refpar.parallel.stages import stage_layers
 from refpar.plan.activations import Spot, kept_elements, kinds
+from refpar.plan.products import left_elements
 from refpar.schedules.model import piped, schedule_of
 
 
@@ -51,14 +52,24 @@ def slices_of(layout: Layout, micro_batches: int) -> int:
     return schedule_of(layout, micro_batches).slices if piped(layout) else 1
 
 
-def most_saved(model: Model, layout: Layout, micro_batches: int, pp: int, spots: list[Spot]) -> int:
-    """Elements that backward needs, at most at one time: of the passes that are down and not yet up.  spots: of the pieces."""
-    weight = {(each.stage, each.piece): sum(kept_elements(spots[each.piece], kind) for kind in each.kinds)
-              for each in passes(model, layout, micro_batches, pp)}
+class Stores(NamedTuple):
+    """Elements that a rank keeps when an op of this kind has ended: from F for B, and from B for W."""
+    kind: str
+    saved: int
+    left: int
+
+
+def stores(model: Model, layout: Layout, micro_batches: int, pp: int, spots: list[Spot]) -> Iterator[Stores]:
+    """Op by op.  spots: of the pieces.  Where there is no pipeline each micro-batch goes down and up at once, and leaves nothing."""
+    sizes = {(each.stage, each.piece): [sum(of_kind(spots[each.piece], kind) for kind in each.kinds)
+                                        for of_kind in (kept_elements, left_elements)]
+             for each in passes(model, layout, micro_batches, pp)}
     if not piped(layout):
-        return max(weight.values())
-    held, most, schedule = 0, 0, schedule_of(layout, micro_batches)
-    for op in (op for slot in schedule.rows[pp] for op in slot):
-        held += weight[op.stage, op.micro * schedule.slices + op.slice] * ((op.kind == "F") - ("B" in op.kind))
-        most = max(most, held)
-    return most
+        yield from (Stores("F", saved, 0) for saved, _ in sizes.values())
+        return
+    schedule, saved, left = schedule_of(layout, micro_batches), 0, 0
+    for op in (part for slot in schedule.rows[pp] for op in slot for part in op.parts):
+        kept, products = sizes[op.stage, op.micro * schedule.slices + op.slice]
+        saved += kept * ((op.kind == "F") - (op.kind == "B"))
+        left += products * ((op.kind == "B") - (op.kind == "W"))
+        yield Stores(op.kind, saved, left)
