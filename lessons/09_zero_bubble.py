@@ -21,9 +21,11 @@ from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
 from refpar.nn.product import settle
 from refpar.oracle import equal, properties
+from refpar.oracle.books import spot_of, steps_of
 from refpar.oracle.packed import packed
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import PROOF, Situation
+from refpar.plan.passes import stores
 from refpar.schedules.model import schedule_of
 from refpar.schedules.simulate import Costs, simulate
 from refpar.show.schedule import chart
@@ -47,6 +49,17 @@ def halves():
     return sum(first.flops.values()), sum(second.flops.values()), equal.compare(grads, whole, 27 * MODEL.vocab)
 
 
+def kept(layout: Layout):
+    """[for W, in all] of each rank, at most: elements that it keeps between F and W, of a model of four blocks, by the formula that is
+    counted beside every run."""
+    situation = Situation(replace(MODEL, blocks=4), layout, replace(PROOF, rows=MICROS, sequence=16, micro_batches=MICROS))
+    found = []
+    for rank in range(layout.ranks):
+        spots = [spot_of(situation, rank, piece) for piece in steps_of(situation, rank)[0]]
+        found.append([(store.left, store.saved + store.left) for store in stores(situation.model, layout, MICROS, rank, spots)])
+    return [[max(sizes) for sizes in zip(*row)] for row in found]
+
+
 def teach(page: lesson.Page):
     p = page.ranks
     b, w, apart = halves()
@@ -67,7 +80,16 @@ def teach(page: lesson.Page):
         line = simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs(w, b, w))
         page.say(f"  {name:<7} {float(line.bubble / line.makespan):>6.1%} of the time is bubble")
 
-    page.say("", "4. The same gradients: W later is W all the same.  Beside a single process, on the same batches:")
+    page.say("", "4. What each rank keeps at most, in thousands of numbers, rank by rank: from B to W; and in all, from F to W.")
+    most = {name: kept(Layout(pp=p, schedule=name)) for name in NAMES}
+    for name, ranks in most.items():
+        for_w, in_all = ("".join(f"{size / 1000:>7.1f}" for size in sizes) for sizes in zip(*ranks))
+        page.say(f"  {name:<7} for W {for_w}    in all {in_all}")
+    page.check(all(most[name][r][0] == min(MICROS, step * r + 1) * most["1f1b"][r][0]
+                   for step, name in enumerate(NAMES[:3]) for r in range(p)),
+               "1F1B keeps one micro-batch's operands for W; rank r of ZB-H1 those of r+1, and of ZB-H2 of 2r+1")
+
+    page.say("", "5. The same gradients, and as much is kept: W later is W all the same.  Beside a single process, on the same batches:")
     short = replace(PROOF, rows=5, sequence=9, micro_batches=3)
     for name in NAMES:
         page.prove(properties.sharded_equals_single, Situation(MODEL, Layout(pp=p, schedule=name), short, 0, (5, 16), (0.0, 0.4)), name)

@@ -35,6 +35,7 @@ def loss_and_gradients(chain: Chain, params: dict, batch, count: int):
     watch.value("batch", batch)
     dlogits = chain.loss.backward(1.0 / max(count, 1), kept)                                             # [B, S, V/tp]
     _, _, products = backward(chain, dlogits, saved, params, batch, zeros_like(after))
+    watch.held("products", products)
     return loss, gradients(chain, products)
 
 

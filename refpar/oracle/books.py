@@ -48,7 +48,8 @@ def books_of(situation: Situation, chain, wholes: list, runs: list[Run]) -> Book
     """wholes: the ledgers of the single process, one a step; chain: its chain."""
     counted, promised = [counted_of(run) for run in runs], [promised_of(situation, chain, rank) for rank in range(len(runs))]
     whole = Book(sum(int(np.prod(situation.model.shape(text))) for group in chain.dims().values() for text in group.values()),
-                 max(ledger.peak["saved"] for ledger in wholes), 0, {}, sum(sum(ledger.flops.values()) for ledger in wholes))
+                 *(max(ledger.peak[kind] for ledger in wholes) for kind in ("saved", "products")), {},
+                 sum(sum(ledger.flops.values()) for ledger in wholes))
     wrong = first_apart("the single process", whole, promised_of(alone(situation), chain, 0))
     for rank, pair in enumerate(zip(counted, promised)):
         wrong = wrong or first_apart(f"rank {rank}", *pair)

@@ -60,12 +60,12 @@ class Stores(NamedTuple):
 
 
 def stores(model: Model, layout: Layout, micro_batches: int, pp: int, spots: list[Spot]) -> Iterator[Stores]:
-    """Op by op.  spots: of the pieces.  Where there is no pipeline each micro-batch goes down and up at once, and leaves nothing."""
+    """Op by op.  spots: of the pieces.  Where there is no pipeline each micro-batch goes down and up, and is done."""
     sizes = {(each.stage, each.piece): [sum(of_kind(spots[each.piece], kind) for kind in each.kinds)
                                         for of_kind in (kept_elements, left_elements)]
              for each in passes(model, layout, micro_batches, pp)}
     if not piped(layout):
-        yield from (Stores("F", saved, 0) for saved, _ in sizes.values())
+        yield from (store for saved, left in sizes.values() for store in (Stores("F", saved, 0), Stores("B", 0, left), Stores("W", 0, 0)))
         return
     schedule, saved, left = schedule_of(layout, micro_batches), 0, 0
     for op in (part for slot in schedule.rows[pp] for op in slot for part in op.parts):
