@@ -8,9 +8,11 @@ Why:   It is how one layer is made faster, and how a model fits that is too larg
 Run:   python lessons/04_tensor_parallel.py                              ranks are threads of one process
        mpiexec -n 4 python -m mpi4py lessons/04_tensor_parallel.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages of the wrong and of the right layer
+       ... --mine FILE         judge your own by_rows(x, w, axis): x [T, D] and w [D, O] are whole, and y is: use your rows of w only
        ... --fault NAME        plant a real mistake, such as bias-on-every-rank, and see which check finds it: the lesson ends red
 """
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from refpar.contrast import summa
 from refpar.corpus import Batch
 from refpar.nn.init import initial
 from refpar.oracle import faults_tp, properties
+from refpar.oracle.properties_comm import require
 from refpar.oracle.situation import PROOF, Situation
 from refpar.parallel import fill
 from refpar.parallel.placement import cut
@@ -70,6 +73,29 @@ def one_mlp(wire):
     return {"shapes": {p: list(w.shape) for p, w in params[name].items()}, "y": y, "dx": dx}
 
 
+class Map(NamedTuple):
+    """A linear map on some ranks, of whole numbers."""
+    layout: Layout
+    width: int              # of x, which rows of W meet
+
+    def drawn(self) -> tuple[np.ndarray, np.ndarray]:
+        """x [2, D] and W [D, 3]."""
+        return np.arange(2.0 * self.width).reshape(2, -1) - 3, np.arange(3.0 * self.width).reshape(-1, 3) - 5
+
+
+def one_map(wire, situation: Map):
+    """y as this rank has it."""
+    return by_rows(*situation.drawn(), Mesh(situation.layout, wire).axis("tp"))
+
+
+def rows_give_the_map(world, situation: Map):
+    """A property: every rank has all of y, exactly; of wide maps, and of those with fewer rows than there are ranks."""
+    x, w = situation.drawn()
+    for rank, y in enumerate(world.run(one_map, situation.layout.ranks, situation)):
+        require(np.array_equal(y, x @ w), f"of x {list(x.shape)} and W {list(w.shape)} on {situation.layout.ranks} ranks, y on rank "
+                f"{rank} begins {y[0]}, and must begin {(x @ w)[0]}")
+
+
 def teach(page: lesson.Page):
     p = page.ranks
     page.say(f"1. One linear map, y = x W, with x {list(X.shape)} and W {list(W.shape)} on {lesson.count(p, 'rank')}, in three ways.")
@@ -116,7 +142,8 @@ def teach(page: lesson.Page):
     page.say("  By rows it is 2 T O whatever the ranks are; in a grid it falls with their root, and weights travel too.")
     if page.fault:
         page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
+    page.judge("6.", [rows_give_the_map], [Map(Layout(tp=ranks), width) for ranks in (1, 2, 3, 4) for width in (8, 5, 1)])
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_tp.LAYERS)
+    lesson.main(teach, mine=by_rows, gives=lambda x, w, axis: np.zeros((len(x), w.shape[1])), faults=faults_tp.LAYERS)

@@ -21,8 +21,8 @@ LESSONS = {"00": ROOT / "lessons" / "00_ranks_and_messages.py", "01": ROOT / "le
            "07": ROOT / "lessons" / "07_mamba_parallel.py", "08": ROOT / "lessons" / "08_pipelines.py",
            "09": ROOT / "lessons" / "09_zero_bubble.py", "12": ROOT / "lessons" / "12_all_axes.py"}
 ANSWERS = {"00": "00_broadcast.py", "01": "01_all_reduce.py", "02": "02_rmsnorm_backward.py",
-           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "05": "05_merge_over.py", "06": "06_merge.py",
-           "07": "07_merge.py"}
+           "02_scans": "02_recurrence_backward.py", "03": "03_reduce_gradients.py", "04": "04_by_rows.py", "05": "05_merge_over.py",
+           "06": "06_merge.py", "07": "07_merge.py"}
 
 spec = importlib.util.spec_from_file_location("record", ROOT / "docs" / "record.py")
 record = importlib.util.module_from_spec(spec)
@@ -101,6 +101,7 @@ WRONG = {
           "    return dy * w * saved['scale'], (dy * y).sum(0)\n",
     "02_scans": "def recurrence_backward(dh, a, h, before, dafter):\n    return dh * h, dh, dafter\n",
     "03": "def reduce_gradients(grads, chain, mesh):\n    return grads\n",
+    "04": "def by_rows(x, w, axis):\n    return x @ w * axis.size\n",
     "05": "def merge_over(spread, axis):\n    return spread\n",
     "06": "def merge(a, b):\n    return a\n",
     "07": "def merge(first, second):\n    return second\n"}
@@ -110,6 +111,7 @@ CRASH = {
     "02": "def rmsnorm_backward(dy, saved, w):\n    return dy.nothing\n",
     "02_scans": "def recurrence_backward(dh, a, h, before=0.0, dafter=0.0):\n    return dh.nothing\n",
     "03": "def reduce_gradients(grads, chain, mesh):\n    return grads['nothing']\n",
+    "04": "def by_rows(x, w, axis):\n    return x.nothing\n",
     "05": "def merge_over(spread, axis):\n    return spread.nothing\n",
     "06": "def merge(a, b):\n    return a.nothing\n",
     "07": "def merge(first, second):\n    return first.nothing\n"}
