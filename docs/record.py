@@ -39,6 +39,7 @@ COMMANDS = {
     "lesson08.txt": ("lessons/08_pipelines.py", 0),
     "lesson08_fault.txt": ("lessons/08_pipelines.py --fault normalised-after-backward", 1),
     "lesson09.txt": ("lessons/09_zero_bubble.py", 0),
+    "lesson09_fault.txt": ("lessons/09_zero_bubble.py --fault put-off-and-not-scaled", 1),
     "lesson12.txt": ("lessons/12_all_axes.py", 0),
     "show_volumes.txt": (f"-m refpar show volumes --model {SEVEN} --mesh cp=8 --sequence 1048576", 0),
     "show_volumes_mesh.txt": (f"-m refpar show volumes --model {SEVEN} --mesh cp=4,tp=2 --sp --cp zigzag --sequence 1048576", 0),

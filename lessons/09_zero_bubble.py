@@ -8,6 +8,7 @@ Why:   The bubble of a pipeline is the waiting at its start and end.  With the h
 Run:   python lessons/09_zero_bubble.py                              ranks are threads of one process
        mpiexec -n 4 python -m mpi4py lessons/09_zero_bubble.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages of one step
+       ... --fault NAME        plant a real mistake, such as put-off-and-not-scaled: the lesson ends red
 """
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from refpar.nn.chain import backward, forward, start
 from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
 from refpar.nn.product import settle
-from refpar.oracle import equal, properties
+from refpar.oracle import equal, faults_pp, properties
 from refpar.oracle.books import spot_of, steps_of
 from refpar.oracle.packed import packed
 from refpar.oracle.run import run_sharded
@@ -95,7 +96,9 @@ def teach(page: lesson.Page):
         page.prove(properties.sharded_equals_single, Situation(MODEL, Layout(pp=p, schedule=name), short, 0, (5, 16), (0.0, 0.4)), name)
     told = page.run(run_sharded, Situation(MODEL, Layout(pp=p, schedule="zb-h1"), replace(short, steps=1), 0, (5, 16)))
     page.show(told, lambda array: f"{array.size} numbers")
+    if page.fault:
+        page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
 
 
 if __name__ == "__main__":
-    lesson.main(teach)
+    lesson.main(teach, faults=faults_pp.SCHEDULED[:2])

@@ -211,7 +211,8 @@ def test_a_fault_ends_red(lesson, number, fault):
 
 @pytest.mark.parametrize("number, fault", [("02", "no-document-mask"), ("03", "local-count"),
                                            ("04", "bias-on-every-rank"), ("05", "largest-logit-of-a-rank"), ("06", "local-lse"),
-                                           ("07", "halo-gradient-dropped")])
+                                           ("07", "halo-gradient-dropped"), ("08", "normalised-after-backward"),
+                                           ("09", "put-off-and-not-scaled")])
 def test_a_fault_on_processes(mpi, number, fault):
     status, out, _ = on_processes(number, "--fault", fault)
     assert status == 1
