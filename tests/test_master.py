@@ -5,6 +5,7 @@ import pytest
 from drawn import check
 from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
+from pool.mpipool import PoolWorld
 from strategies import GPT2, PIPELINES, TRANSFORMER, models, situations
 
 from refpar.cli import layout_of, parse
@@ -19,6 +20,14 @@ from refpar.oracle.situation import Situation
 
 def test_sharded_equals_single(world):
     check(world, sharded_equals_single, situations(most_ranks=16 if world.kind == "threads" else 4), examples=40)
+
+
+def test_sharded_equals_single_on_eight_processes(mpi):
+    world = PoolWorld(size=8)
+    try:
+        check(world, sharded_equals_single, situations(8).filter(lambda situation: situation.layout.ranks > 4), examples=10)
+    finally:
+        world.close()
 
 
 def counts(situation, step=0):
