@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from pool.job import segments
 from pool.mpipool import ENVIRONMENT, PoolWorld, mpiexec
 
 from refpar import watch
@@ -48,6 +49,15 @@ def test_a_rank_that_dies_ends_the_job(mpi, what):
     status, printed, seconds = job(what)
     assert seconds < LIMIT, printed
     assert status != 0 or what == "os._exit 0"      # MPICH's mpiexec may take the 0 for its own
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux says which files a process has open")
+def test_ranks_that_are_ended_leave_nothing_in_shared_memory(mpi):
+    pool = PoolWorld(size=2)
+    try:
+        assert pool.run(segments, 2) == [[], []]
+    finally:
+        pool.close()
 
 
 def test_deadlock_is_reported(mpi):

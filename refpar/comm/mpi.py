@@ -20,7 +20,7 @@ import os
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 
 from mpi4py import MPI
@@ -162,7 +162,10 @@ class MpiWorld:
 
 def shared_board(comm):
     """A board for the ranks of `comm`, unless they are on several machines."""
-    if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
+    machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    if machine.rank == 0:
+        take_segment_names()
+    if machine.size < comm.size:
         return NoBoard()
     wire = MpiWire(comm, comm.size, NoBoard())
     path = share_object(wire, board.hang_up(wire.size) if wire.rank == 0 else None)
@@ -171,6 +174,15 @@ def shared_board(comm):
     if wire.rank == 0:
         board.take_name(path)
     return NoBoard() if NoBoard in boards else mine
+
+
+def take_segment_names():
+    """MPICH's shared memory, which MPI_Init has opened on all ranks, loses its name: ranks that are ended would leave it for ever."""
+    with suppress(OSError):                         # no /proc, no MPICH: nothing to take
+        with open("/proc/self/maps") as maps:
+            paths = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line and not line.endswith("(deleted)\n")}
+        for path in paths:
+            os.unlink(path)
 
 
 @contextmanager

@@ -36,6 +36,12 @@ def fine(wire, factor):
     return wire.rank * factor, wire.size
 
 
+def segments(wire):
+    """The files of MPICH in shared memory that this rank has open and that still have a name."""
+    with open("/proc/self/maps") as maps:
+        return [line.split()[5] for line in maps if "mpich_shm" in line and "(deleted)" not in line]
+
+
 def leaves_a_message(wire):
     if wire.rank == 1:
         wire.send(np.zeros(2), 0, tag=4)
