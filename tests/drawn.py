@@ -6,8 +6,9 @@
 `all_reduce_is_sum(world, situation)` raises where it does not hold.
 """
 import os
+from functools import cache
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from refpar.comm.threads import ThreadWorld
@@ -41,3 +42,22 @@ def check(world, holds, situations, examples: int = 100):
         drawn = given(situation=situations)
     judged.__name__ = judged.__qualname__ = f"{holds.__name__}_on_{world.kind}"     # hypothesis keeps failures by name
     settings(CASES, max_examples=count)(drawn(judged))()
+
+
+@cache
+def draws(strategy, number: int = 0) -> list:
+    """A hundred situations that a strategy draws, without looking for anything: the same each time for one `number`."""
+    found = []
+
+    @seed(number)
+    @settings(max_examples=100, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def draw(situation):
+        found.append(situation)
+    draw()
+    return found
+
+
+def first(strategy, wanted, most: int = 80):
+    """The first situation drawn that is `wanted`, or None.  What one run draws is alike: so up to `most` runs, each with its own seed."""
+    return next((situation for number in range(most) for situation in draws(strategy, number) if wanted(situation)), None)

@@ -74,10 +74,10 @@ def layouts(draw, most_ranks: int) -> Layout:
         taken *= sizes[axis]
     dp, pp, cp, tp = (sizes[axis] for axis in AXES)
     schedule = draw(st.sampled_from([
-        name for name in PIPELINES if name != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
+        name for name in (*PIPELINES, "sliced") if name != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
     sp, ways = draw(st.booleans()), [way for way in CP_ATTENTION if schedule != "sliced" or not way.startswith("ulysses")]
     return Layout(pp=pp, schedule=schedule, virtual_stages=draw(st.integers(0, 3)) if schedule == "interleaved" else 0,
-                  slices=draw(st.integers(0, 3)) if schedule == "sliced" else 0,
+                  slices=draw(st.sampled_from((0, 1, 2, 3))) if schedule == "sliced" else 0,
                   stages_by_cost=draw(st.booleans()), recompute=draw(st.sampled_from((*RECOMPUTE, "mlp+mamba2", "attention+mamba1"))),
                   dp=dp, cp=cp, tp=tp, order=draw(st.sampled_from((AXES, AXES, ("tp", "pp", "cp", "dp")))), sp=sp,
                   cp_attention=draw(st.sampled_from(ways)), cp_mamba=draw(st.sampled_from(CP_MAMBA)),

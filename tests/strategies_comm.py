@@ -4,7 +4,6 @@ from collections import defaultdict
 from functools import cache
 from itertools import combinations, product
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from refpar.config import AXES, Layout, shares
@@ -62,17 +61,3 @@ def situations(draw, most: int = MOST, dtypes=("float64", "int64", "float32", "f
                          root=draw(st.integers(0, ranks - 1)), op=draw(st.sampled_from(("add", "maximum"))),
                          segment=draw(st.sampled_from((16, 8, 1 << 20))), node=draw(st.sampled_from((None, 1, 2, 3, 4))),
                          cases=draw(st.sampled_from(THIRDS)), strided=draw(st.booleans()), seed=draw(st.integers(0, 99)))
-
-
-@cache
-def drawn_once(strategy, count: int = 400) -> list:
-    """What a strategy draws, without looking for anything: the same each time, and enough to judge what it reaches."""
-    found = []
-
-    @seed(0)
-    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(strategy)
-    def draw(situation):
-        found.append(situation)
-    draw()
-    return found

@@ -7,8 +7,7 @@ import strategies_loss
 import strategies_pp
 import strategies_reshard
 import strategies_state
-from drawn import thread_worlds
-from hypothesis import Phase, find, settings
+from drawn import first, thread_worlds
 from hypothesis import strategies as st
 from test_properties_nn import NAMES
 
@@ -20,7 +19,7 @@ from refpar.oracle.plant import PlantedWorld, planted
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")         # faulty code takes nothing from nothing
 
 IDS = [fault.name for fault in FAULTS]
-DRAWN = {
+SITUATIONS = {
     "sharded_equals_single": strategies.situations(4),
     **dict.fromkeys(("pipeline_equals_one_place", "in_flight_is_the_formula"), strategies_pp.situations(4)),
     "conjugate": strategies_comm.situations(),
@@ -35,6 +34,7 @@ DRAWN = {
     "context_state": strategies_state.situations(),
     **dict.fromkeys(NAMES, strategies.situations(1)),
 }
+DRAWN = {name: st.tuples(drawn, thread_worlds()) for name, drawn in SITUATIONS.items()}
 
 
 def judge(fault, situation, world=ThreadWorld()) -> str | None:
@@ -58,10 +58,11 @@ def test_faults_are_killed_in_drawn_situations(fault):
     """No situation need be made for a fault: the strategy of its property soon draws one that shows it.  The world is drawn too:
     the order of ranks, and how long a message may be that leaves without its receiver.  Only runs that are cut over the fault's axes
     are judged: judging takes a hundred times as long as drawing."""
-    few = settings(max_examples=4000, phases=[Phase.generate], deadline=None, database=None, derandomize=True)
-    drawn, about = st.tuples(DRAWN[fault.property], thread_worlds()), cuts(fault.shows)
-    found, world = find(drawn, lambda one: about <= cuts(one[0]) and judge(fault, *one) is not None, settings=few)
-    property_of(fault)(world, found)                    # which the right code passes
+    about = cuts(fault.shows)
+    found = first(DRAWN[fault.property], lambda one: about <= cuts(one[0]) and judge(fault, *one))
+    assert found, f"{fault.property} holds with {fault.name} planted, in all that is drawn"
+    situation, world = found
+    property_of(fault)(world, situation)                # which the right code passes
 
 
 def cuts(situation) -> set[str]:

@@ -2,9 +2,8 @@
 import dataclasses
 
 import pytest
-from drawn import check
-from hypothesis import Phase, find, given, settings
-from hypothesis.errors import NoSuchExample
+from drawn import check, first
+from hypothesis import given, settings
 from pool.mpipool import PoolWorld
 from strategies import GPT2, PIPELINES, TRANSFORMER, models, situations
 
@@ -54,6 +53,7 @@ def test_slices_under_options_of_cp(cp_mamba):
     sharded_equals_single(ThreadWorld(), Situation(UNEVEN, layout, training, documents=(5, 9)))
 
 
+DRAWN = situations(16)
 CORNERS = {
     "three replicas beside uneven shards": lambda s: s.layout.dp * s.layout.cp > 2 and s.layout.tp > 1 and (
         s.model.ffn % s.layout.tp or s.model.inner % s.layout.tp),
@@ -129,29 +129,17 @@ CORNERS = {
 }
 
 
-FINDING = settings(max_examples=2000, database=None, phases=[Phase.generate])        # found is enough: it need not be the smallest
-
-
 @pytest.mark.parametrize("corner", CORNERS)
 def test_situations_reach(corner):
-    try:
-        find(situations(16), lambda situation: bool(CORNERS[corner](situation)), settings=FINDING)
-    except NoSuchExample:
-        pytest.fail(f"no drawn situation has {corner}")
+    assert first(DRAWN, CORNERS[corner]) is not None
 
 
 def test_situations_reach_every_option():
     """Each option of the Transformer takes each of its values, beside attention."""
-    seen = set()
-
-    @settings(FINDING, max_examples=800)
-    @given(models())
-    def draw(model):
-        if "attention" in model.pattern:
-            seen.update((name, getattr(model, name)) for name in TRANSFORMER)
-    draw()
-    missing = {(name, value) for name, values in TRANSFORMER.items() for value in values} - seen
-    assert not missing, f"no drawn model with attention has {missing}"
+    drawn = models()
+    for name, values in TRANSFORMER.items():
+        for value in values:
+            assert first(drawn, lambda model: "attention" in model.pattern and getattr(model, name) == value), (name, value)
 
 
 @settings(max_examples=50)
