@@ -54,6 +54,7 @@ COMMANDS = {
     "reach.svg": ("docs/draw_reach.py", 0),
     "orders.svg": ("docs/draw_orders.py", 0),
     "states.svg": ("docs/draw_states.py", 0),
+    "axes.svg": ("docs/draw_axes.py", 0),
 }
 
 FRACTION = re.compile(r"(-?\d+\.\d+(?:e[-+]\d+)?)")

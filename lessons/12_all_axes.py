@@ -49,7 +49,8 @@ def teach(page: lesson.Page):
 
     page.say("", "2. Who talks to whom.  The groups of each axis, and what about:")
     for axis in ("tp", "cp", "pp", "dp"):
-        page.say(f"  {axis}   {WHY[axis]:<42} " + " ".join(str(group) for group in groups(layout, axis)[:4]) + " ...")
+        found = groups(layout, axis)
+        page.say(f"  {axis}   {WHY[axis]:<42} " + " ".join(map(str, found[:4])) + " ..." * (len(found) > 4))
 
     page.say("", "3. Over whom a gradient is summed, of a parameter inside the seams, of one that is cut, of one outside:")
     chain = part_of_model(MODEL, traffic.mesh_of(layout, 0), PROOF)[0]
@@ -86,4 +87,4 @@ def teach(page: lesson.Page):
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_pp.PIPELINES)
+    lesson.main(teach, faults=faults_pp.PIPELINES, ranks=16)

@@ -327,10 +327,21 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
-    parser = _Parser(usage=f"python {sys.argv[0]} [options]", description=text, allow_abbrev=False,
+class Lesson(NamedTuple):
+    """What a lesson hands to `main`."""
+    teach: Callable
+    mine: Callable | None       # our function that a reader may replace
+    gives: Callable | None      # of its arguments: something of the form that it must return
+    faults: tuple               # those that can be planted
+    ranks: int                  # where nobody says how many
+
+
+def _parser(lesson: Lesson) -> _Parser:
+    mine, faults = lesson.mine, lesson.faults
+    parser = _Parser(usage=f"python {sys.argv[0]} [options]", description=lesson.teach.__globals__["__doc__"], allow_abbrev=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", metavar="N", help="how many ranks, as threads (default: 4); on processes mpiexec says how many")
+    parser.add_argument("--ranks", metavar="N",
+                        help=f"how many ranks, as threads (default: {lesson.ranks}); on processes mpiexec says how many")
     parser.add_argument("--show", action="store_true", help="step through the messages, one line a step")
     if mine:
         parser.add_argument("--mine", metavar="FILE", type=Path, help=f"judge your own {mine.__name__}, of this Python file")
@@ -339,28 +350,27 @@ def _parser(text: str, mine: Callable | None, faults: tuple) -> _Parser:
     return parser
 
 
-def main(teach: Callable, mine: Callable | None = None, gives: Callable | None = None, faults: tuple = ()):
-    """Run a lesson as a program, and exit.  mine: our function that a reader may replace; gives(its arguments): something of the
-    form that it must return.  faults: those that can be planted."""
-    sys.exit(launched(lambda world: _lesson(world, teach, mine, gives, faults)))
+def main(teach: Callable, mine: Callable | None = None, gives: Callable | None = None, faults: tuple = (), ranks: int = 4):
+    """Run a lesson as a program, and exit."""
+    sys.exit(launched(lambda world: _run(world, Lesson(teach, mine, gives, faults, ranks))))
 
 
-def _lesson(world, teach: Callable, mine: Callable | None, gives: Callable | None, faults: tuple) -> int:
+def _run(world, lesson: Lesson) -> int:
     """Help, a refusal of one process which is a refusal of all, or the lesson; the exit status."""
-    parser = _parser(teach.__globals__["__doc__"], mine, faults)
+    parser = _parser(lesson)
     if {"-h", "--help"} & set(sys.argv[1:]):
         if world.main:
             print(parser.format_help().rstrip())
         return 0
     page, refusal = None, None
     try:
-        page = _page(world, parser.parse_args(), teach, mine, gives, faults)
+        page = _page(world, parser.parse_args(), lesson)
     except ValueError as error:
         refusal = str(error)
     refusals = [sentence for sentence in world.run(_say, world.size or 1, refusal) if sentence]
     if refusals:
         refuse(refusals[0], world)
-    return _taught(page, teach)
+    return _taught(page, lesson.teach)
 
 
 def _say(wire, refusal: str | None) -> str | None:
@@ -368,9 +378,9 @@ def _say(wire, refusal: str | None) -> str | None:
     return refusal
 
 
-def _page(world, args, teach: Callable, mine: Callable | None, gives: Callable | None, faults: tuple) -> Page:
+def _page(world, args, lesson: Lesson) -> Page:
     """The page that the options ask for; ValueError, one sentence, where there is none."""
-    ranks = world.size or 4
+    ranks = world.size or lesson.ranks
     if args.ranks is not None:
         if not (args.ranks.isascii() and args.ranks.isdigit() and int(args.ranks) > 0):
             raise ValueError(f"--ranks must be a whole number of at least 1, not {args.ranks!r}")
@@ -380,10 +390,10 @@ def _page(world, args, teach: Callable, mine: Callable | None, gives: Callable |
             raise ValueError(f"--ranks {args.ranks} is for threads; mpiexec has started {world.size} processes that are the ranks")
         ranks = int(args.ranks)
     path, name = getattr(args, "mine", None), getattr(args, "fault", None)
-    known = {fault.name: fault for fault in faults}
+    known = {fault.name: fault for fault in lesson.faults}
     if name is not None and name not in known:
         raise ValueError(f"--fault: there is no fault {name!r} here; there are {', '.join(known)}")
-    function = load_mine(path, mine, gives, teach.__globals__) if path else None
+    function = load_mine(path, lesson.mine, lesson.gives, lesson.teach.__globals__) if path else None
     return Page(world, ranks, args.show, function, known[name] if name else None)
 
 
