@@ -78,8 +78,8 @@ def picture() -> str:
         legend.append(f'<path d="M{LEFT - 26} {y}h30" stroke="{colour}" stroke-width="4"/><text x="{LEFT + 14}" y="{y + 4}" class="left">'
                       f'{axis}: {words}, {axes[axis]:,} bytes</text>')
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-                      "<style>text{fill:#222;font-size:12px;text-anchor:middle} .left{text-anchor:start} .right{text-anchor:end} path{fill:none}",
-                      "circle{fill:#fff;stroke:#555} .box{fill:#f4f4f4;stroke:#ccc}</style>",
+                      "<style>text{fill:#222;font-size:12px;text-anchor:middle} .left{text-anchor:start} .right{text-anchor:end}",
+                      "path{fill:none} circle{fill:#fff;stroke:#555} .box{fill:#f4f4f4;stroke:#ccc}</style>",
                       f'<rect width="{width}" height="{height}" fill="#fff"/>', *boxes, *drawn, *ranks, *legend, "</svg>"])
 
 

@@ -29,7 +29,7 @@ HEIGHTS = [
     ("fit",),                                                   # a whole training run
     ("oracle",),
     ("infer",),
-    ("show",), ("bench",), ("lesson",), ("conformance",),
+    ("show",), ("bench",), ("mine",), ("lesson",), ("conformance",),
     ("cli", "commands", "lesson", "__main__"),
 ]
 HEIGHT = {room: height for height, rooms in enumerate(HEIGHTS) for room in rooms}

@@ -1,4 +1,7 @@
-"""A schedule as a picture: a row for each rank, a bar for each op, coloured by its kind.  Needs the extra `plot` (matplotlib)."""
+"""A schedule as a picture: a row for each rank, a bar for each op, coloured by its kind; the two ops of a pair lie one above the other.
+
+Needs the extra `plot` (matplotlib).
+"""
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +17,7 @@ def check(path: Path):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'refpar[plot]'") from None
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
         raise ValueError(f"--plot {path} must end with .{', .'.join(sorted(known))}")
@@ -30,10 +33,15 @@ def save(line: Timeline, path: Path):
     axes = figure.add_subplot()
     for rank, (slots, times) in enumerate(zip(line.schedule.rows, line.times)):
         for slot, (start, end) in zip(slots, times):
-            axes.barh(rank, float(end - start), left=float(start), color=COLOURS[slot[0].kind], edgecolor="white")
-            axes.text(float(start + end) / 2, rank, str(slot[0].micro), ha="center", va="center", fontsize=6)
-    axes.set(yticks=range(ranks), yticklabels=[f"rank {rank}" for rank in range(ranks)], xlabel="time",
+            for number, op in enumerate(slot):
+                row, height = rank + 0.8 * ((number + 0.5) / len(slot) - 0.5), 0.8 / len(slot)
+                axes.barh(row, float(end - start), height, float(start), color=COLOURS[op.kind], edgecolor="white")
+                axes.text(float(start + end) / 2, row, str(op.micro), ha="center", va="center", fontsize=6)
+    axes.set(xlim=(0, float(line.makespan)), yticks=range(ranks), yticklabels=[f"rank {rank}" for rank in range(ranks)], xlabel="time",
              title=f"{line.schedule.name}: makespan {float(line.makespan):g}, bubble {float(line.bubble):g}")
+    for kind in sorted({op.kind for row in line.schedule.rows for slot in row for op in slot}, key=list(COLOURS).index):
+        axes.bar(0, 0, color=COLOURS[kind], label=kind)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     axes.invert_yaxis()
     figure.tight_layout()
     try:
