@@ -8,6 +8,8 @@ Why:   A pipeline moves little, one array a stage, and so is the way across slow
 Run:   python lessons/08_pipelines.py                              ranks are threads of one process
        mpiexec -n 4 python -m mpi4py lessons/08_pipelines.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages of one step
+       ... --mine FILE         judge your own one_f_one_b(s): s.p ranks, s.m micro-batches; return {"rows": a list for each rank}, its
+                               ops in order, Op("F", rank, micro) and Op("BW", rank, micro) of refpar.parallel.schedule
        ... --fault NAME        plant a real mistake, such as normalised-after-backward: the lesson ends red
 """
 from dataclasses import replace
@@ -21,12 +23,13 @@ from refpar.comm.mesh import Mesh
 from refpar.config import PRESETS, Layout, Training
 from refpar.corpus import micro_batches
 from refpar.nn.init import initial
-from refpar.oracle import faults_pp, properties
+from refpar.oracle import faults_pp, properties, properties_pp
 from refpar.oracle.packed import packed
 from refpar.oracle.situation import PROOF, Situation
+from refpar.parallel.schedule import Op
 from refpar.plan.bubble import Sizes, bubble
 from refpar.schedules.check import check
-from refpar.schedules.generate import generate
+from refpar.schedules.generate import generate, one_f_one_b
 from refpar.schedules.model import part_of_model, schedule_of
 from refpar.schedules.simulate import Costs, simulate
 
@@ -53,7 +56,7 @@ def teach(page: lesson.Page):
     page.show(told, lambda array: f"hidden states or their gradient, {list(array.shape)}")
 
     page.say("", f"2. The schedule 1F1B, {MICROS} micro-batches: each rank's row, one word an op (stage, kind, micro-batch).")
-    schedule = schedule_of(Layout(pp=p), MICROS)
+    schedule = page.call(schedule_of, Layout(pp=p), MICROS)
     page.say(*(f"  {line[:150]}" for line in schedule.grid().splitlines()))
     if p > 1:
         rows = [list(row) for row in schedule.rows]
@@ -74,11 +77,11 @@ def teach(page: lesson.Page):
     bubbles = {}
     for name in names:
         layout = Layout(pp=p, schedule=name)
-        made = schedule_of(layout, MICROS)
+        made = page.call(schedule_of, layout, MICROS)
         stages = made.depth // p                            # of a rank: interleaved has two, and each takes and keeps half
         time = Fraction(1, stages)
         clock, line = ClockWorld(everywhere(Link()), given(dict.fromkeys("FBW", time))), simulate(made, Costs(time, time, time))
-        clock.run(one_step, p, layout)
+        page.call(clock.run, one_step, p, layout)
         formula = bubbles[name] = bubble(name, Sizes(p, MICROS, stages), 1, 1, 1)
         told = "-" if formula is None else f"{float(formula):g}"
         page.say(f"  {name:<14}{float(clock.makespan):>9g}{float(line.makespan):>10g}{float(line.bubble):>8g}{told:>8}   "
@@ -90,7 +93,7 @@ def teach(page: lesson.Page):
 
     page.say("", "4. 32 rows on 4 stages.  A larger micro-batch SIZE makes the bubble larger, a larger NUMBER smaller:")
     for size in (1, 2, 4, 8):
-        line = simulate(generate("1f1b", 4, 32 // size), Costs(size, size, size))
+        line = simulate(page.call(generate, "1f1b", 4, 32 // size), Costs(size, size, size))
         page.say(f"  {32 // size:>2} micro-batches of {size}   {float(line.bubble / line.makespan):>6.1%} of the time is bubble")
 
     page.say("", "5. Steps of training beside a single process, whatever the schedule: loss, gradients, norm, weights, moments.")
@@ -99,7 +102,10 @@ def teach(page: lesson.Page):
         page.prove(properties.sharded_equals_single, Situation(MODEL, Layout(pp=p, schedule=name), short, 0, (5, 16), (0.0, 0.4)), name)
     if page.fault:
         page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
+    page.judge("6.", [properties_pp.pipeline_equals_one_place, properties_pp.in_flight_is_the_formula],
+               [Situation(MODEL, Layout(pp=ranks), replace(short, steps=1, micro_batches=count), 0, (5, 16))
+                for ranks in (2, 3, 4) for count in (1, 3, 5)])
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_pp.PIPELINES[:3])
+    lesson.main(teach, mine=one_f_one_b, gives=lambda s: {"rows": ((Op("F", 0, 0), ...),) * s.p}, faults=faults_pp.PIPELINES[:3])

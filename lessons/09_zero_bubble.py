@@ -8,6 +8,7 @@ Why:   The bubble of a pipeline is the waiting at its start and end.  With the h
 Run:   python lessons/09_zero_bubble.py                              ranks are threads of one process
        mpiexec -n 4 python -m mpi4py lessons/09_zero_bubble.py       ranks are processes (without `-m mpi4py` as safe)
        ... --show              step through the messages of one step
+       ... --mine FILE         judge your own zb_h1(s): as lesson 08's one_f_one_b, with Op("B", rank, micro) and Op("W", rank, micro)
        ... --fault NAME        plant a real mistake, such as put-off-and-not-scaled: the lesson ends red
 """
 from dataclasses import replace
@@ -21,12 +22,15 @@ from refpar.nn.chain import backward, forward, start
 from refpar.nn.gradient import loss_and_gradients, zeros_like
 from refpar.nn.init import initial
 from refpar.nn.product import settle
-from refpar.oracle import equal, faults_pp, properties
+from refpar.oracle import equal, faults_pp, properties, properties_pp
 from refpar.oracle.books import spot_of, steps_of
 from refpar.oracle.packed import packed
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import PROOF, Situation
+from refpar.parallel.schedule import Op
+from refpar.plan.bubble import Sizes, bubble
 from refpar.plan.passes import stores
+from refpar.schedules.generate import zb_h1
 from refpar.schedules.model import schedule_of
 from refpar.schedules.simulate import Costs, simulate
 from refpar.show.schedule import chart
@@ -70,19 +74,20 @@ def teach(page: lesson.Page):
 
     page.say("", f"2. {MICROS} micro-batches on {lesson.count(p, 'rank')}, F, B and W alike long.  A dot is a rank that waits.")
     for name in NAMES:
-        line = simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs())
+        line = simulate(page.call(schedule_of, Layout(pp=p, schedule=name), MICROS), Costs())
         page.say(f"  {name}: makespan {line.makespan}, bubble {line.bubble}, in flight at most {max(line.schedule.bound)}",
                  *(f"    {row[:130]}" for row in chart(line)))
-    lines = [simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs()) for name in NAMES[:3]]
+    lines = [simulate(page.call(schedule_of, Layout(pp=p, schedule=name), MICROS), Costs()) for name in NAMES[:3]]
     page.check(lines[0].bubble >= lines[1].bubble >= lines[2].bubble, "each has a smaller bubble than the one before, or as small")
+    page.check(lines[1].bubble == bubble("zb-h1", Sizes(p, MICROS), 1, 1, 1), "ZB-H1's is that of the formula")
 
     page.say("", "3. Where B takes longer than W, as here by the counted operations, less fits into the bubble:")
     for name in NAMES:
-        line = simulate(schedule_of(Layout(pp=p, schedule=name), MICROS), Costs(w, b, w))
+        line = simulate(page.call(schedule_of, Layout(pp=p, schedule=name), MICROS), Costs(w, b, w))
         page.say(f"  {name:<7} {float(line.bubble / line.makespan):>6.1%} of the time is bubble")
 
     page.say("", "4. What each rank keeps at most, in thousands of numbers, rank by rank: from B to W; and in all, from F to W.")
-    most = {name: kept(Layout(pp=p, schedule=name)) for name in NAMES}
+    most = {name: page.call(kept, Layout(pp=p, schedule=name)) for name in NAMES}
     for name, ranks in most.items():
         for_w, in_all = ("".join(f"{size / 1000:>7.1f}" for size in sizes) for sizes in zip(*ranks))
         page.say(f"  {name:<7} for W {for_w}    in all {in_all}")
@@ -98,7 +103,10 @@ def teach(page: lesson.Page):
     page.show(told, lambda array: f"{array.size} numbers")
     if page.fault:
         page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
+    page.judge("6.", [properties_pp.pipeline_equals_one_place, properties_pp.in_flight_is_the_formula],
+               [Situation(MODEL, Layout(pp=ranks, schedule="zb-h1"), replace(short, steps=1, micro_batches=count), 0, (5, 16))
+                for ranks in (2, 3, 4) for count in (1, 3, 5)])
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_pp.SCHEDULED[:2])
+    lesson.main(teach, mine=zb_h1, gives=lambda s: {"rows": ((Op("F", 0, 0), ...),) * s.p}, faults=faults_pp.SCHEDULED[:2])

@@ -8,6 +8,8 @@ Why:   Real runs use all of them.  Nothing new is needed: an axis is a group of 
 Run:   python lessons/12_all_axes.py                              16 ranks are threads of one process
        mpiexec -n 16 python -m mpi4py lessons/12_all_axes.py      16 processes; with fewer, the axes that fit
        ... --show              step through the messages of a step
+       ... --mine FILE         judge your own summed_axes(dims, inside, sequence_parallel=False): the axes, such as ("dp", "cp"), over which
+                               the gradient of a parameter of these dims, such as "D HE/tp", is summed.  inside: of the seams
        ... --fault NAME        plant a real mistake, such as norm-counts-copies: the lesson ends red
 """
 from dataclasses import replace
@@ -19,7 +21,7 @@ from refpar.oracle import faults_pp, properties
 from refpar.oracle.judge import weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import PROOF, Situation
-from refpar.parallel.placement import gradient_sums
+from refpar.parallel.placement import gradient_sums, summed_axes
 from refpar.plan import traffic
 from refpar.schedules.model import part_of_model
 
@@ -54,7 +56,7 @@ def teach(page: lesson.Page):
 
     page.say("", "3. Over whom a gradient is summed, of a parameter inside the seams, of one that is cut, of one outside:")
     chain = part_of_model(MODEL, traffic.mesh_of(layout, 0), PROOF)[0]
-    sums = gradient_sums(chain, layout)
+    sums = page.call(gradient_sums, chain, layout)
     for layer, name in list(sums):
         if name in ("x", "A_log", "norm", "q", "k", "table"):
             over = sums[layer, name]
@@ -84,7 +86,10 @@ def teach(page: lesson.Page):
                    f"{name}: {' '.join(f'{key} {value}' for key, value in changes.items())}")
     if page.fault:
         page.say("", f"The fault was {page.fault.name}, reported as {page.fault.report}:", f"  {page.fault.summary}.")
+    page.judge("6.", [properties.sharded_equals_single],
+               [Situation(PRESETS["hybrid-uneven"], each, replace(short, rows=3), 0, (5, 16))
+                for each in (Layout(dp=2), Layout(cp=2), Layout(tp=2), Layout(tp=2, sp=True), Layout(dp=2, tp=2, sp=True))])
 
 
 if __name__ == "__main__":
-    lesson.main(teach, faults=faults_pp.PIPELINES, ranks=16)
+    lesson.main(teach, mine=summed_axes, gives=lambda *_: ("dp", ...), faults=faults_pp.PIPELINES, ranks=16)

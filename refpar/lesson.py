@@ -126,6 +126,11 @@ class Page:
                 told = world.run(_watched, self.ranks, program, *args)
         return told
 
+    def call(self, function: Callable, *args):
+        """function(*args) here, with the reader's function in its place."""
+        with self._in_place():
+            return function(*args)
+
     def judge(self, number: str, properties, situations):
         """The last section, with --mine: the reader's function, by properties(world, situation) of the oracle."""
         if self.mine is None:

@@ -28,12 +28,19 @@ class Wrong(Exception):
 
 
 def misfit(found, form) -> str | None:
-    """What `found` is and must be instead, where it is not of the form: a nest of dicts, tuples, arrays and numbers."""
+    """What `found` is and must be instead, where it is not of the form: a nest of dicts, tuples, arrays, numbers and words.
+    A tuple (one, ...) stands for any number of values like the one."""
     if isinstance(form, dict):
         if not isinstance(found, dict) or found.keys() != form.keys():
             has = f"a dict of {', '.join(map(str, found))}" if isinstance(found, dict) else described(found)
             return f"{has}, and must return a dict of {', '.join(map(str, form))}"
         return next(filter(None, (misfit(found[key], form[key]) for key in form)), None)
+    if isinstance(form, tuple) and form[1:] == (...,):
+        if not isinstance(found, tuple | list):
+            return f"{described(found)}, and must return values in a row"
+        return next(filter(None, (misfit(value, form[0]) for value in found)), None)
+    if isinstance(form, str):
+        return None if isinstance(found, str) else f"{described(found)}, and must return a word"
     if isinstance(form, tuple):
         if not isinstance(found, tuple | list) or len(found) != len(form):
             return f"{described(found)}, and must return {len(form)} values"
@@ -73,9 +80,10 @@ class Mine(NamedTuple):
 
     @contextmanager
     def in_place(self):
-        """Inside the block whoever has our function has the reader's."""
-        modules = [vars(module) for name, module in list(sys.modules.items()) if name.split(".")[0] == "refpar"]
-        places = [(names, name) for names in [*modules, self.lesson] for name, value in list(names.items()) if value is self.ours]
+        """Inside the block whoever has our function has the reader's: every module, and every table of one."""
+        modules = [vars(module) for name, module in list(sys.modules.items()) if name.split(".")[0] == "refpar"] + [self.lesson]
+        tables = [value for names in modules for value in list(names.values()) if isinstance(value, dict)]
+        places = [(names, name) for names in modules + tables for name, value in list(names.items()) if value is self.ours]
         for names, name in places:
             names[name] = self.function
         try:
