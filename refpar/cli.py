@@ -113,6 +113,7 @@ OPTIONS: dict[str, Option] = {
     "cp-mamba": Option(one_of(*CP_MAMBA), "WAY", f"conv and scan over cp: {', '.join(CP_MAMBA)} (default: {CP_MAMBA[0]})"),
     "tp-ring": Option(None, "", "with --sp: gather and multiply, multiply and scatter, in the steps of a ring"),
     "schedule": Option(one_of(*SCHEDULES), "NAME", f"of the pipeline's stages: {', '.join(SCHEDULES)} (default: {SCHEDULES[0]})"),
+    "each-schedule": Option(None, "", "every schedule that the mesh can have, in turn; with several micro-batches"),
     "virtual-stages": Option(whole(1), "N", "stages of each rank, of the schedule interleaved (default: 2)"),
     "slices": Option(whole(1), "N", "into which the schedule sliced cuts each row (default: 2)"),
     "by-cost": Option(None, "", "stages of equal cost; without it, of as many layers"),
@@ -170,8 +171,8 @@ COMMANDS: dict[str, Command] = {
          "python -m refpar train --model llama,blocks=2 --steps 50 --rows 8 --text book.txt")),
     "verify": Command(
         "Prove that sharded runs equal the single-process run: outputs, gradients, weights, memory and bytes.", {},
-        ("model", "mesh", "order", *FILLINGS, "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip", "seed", "dtype",
-         "uneven", "last-rows", "documents", "ignored", "fault", "list-faults", "json", "trace"),
+        ("model", "mesh", "order", *FILLINGS, "each-schedule", "steps", "rows", "sequence", "micro-batches", "optimizer", "rate", "clip",
+         "seed", "dtype", "uneven", "last-rows", "documents", "ignored", "fault", "list-faults", "json", "trace"),
         ("python -m refpar verify",
          "mpiexec -n 4 python -m mpi4py -m refpar verify --uneven",
          "python -m refpar verify --list-faults")),

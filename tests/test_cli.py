@@ -11,7 +11,7 @@ import pytest
 from started import ROOT, ended, require_mpi, start
 
 from refpar import cli
-from refpar.config import PRESETS, Layout, Training
+from refpar.config import PRESETS, SCHEDULES, Layout, Training
 from refpar.named import parse_model
 from refpar.oracle.situation import PROOF, Situation
 
@@ -62,6 +62,9 @@ REFUSED = [
     ("verify --mesh cp=2 --cp rings", "--cp must be ring or zigzag or striped or gather or ulysses or ulysses+ring, not 'rings'"),
     ("verify --mesh cp=2 --cp-mamba ring", "--cp-mamba must be gather or chain or scan or heads, not 'ring'"),
     ("verify --mesh tp=2 --tp-ring", "mesh: tp-ring is a form of sequence parallelism, and needs sp"),
+    ("verify --each-schedule", "--each-schedule is of a mesh: name it by --mesh"),
+    ("verify --mesh tp=2 --each-schedule", "--each-schedule is of a --mesh with pp of at least 2"),
+    ("verify --mesh pp=2 --each-schedule --schedule gpipe", "takes no --schedule, --virtual-stages or --slices"),
     ("verify --mesh tp=2 --node 0", "--node must be a whole number of at least 1, not '0'"),
     ("train --model nope", "there is no preset 'nope'"),
     ("train --model llama,heads=5", "heads=5 must be a multiple of kv_heads=2"),
@@ -191,6 +194,13 @@ def test_a_checkpoint_of_another_run_is_refused(folder, capsys):
     assert cli.main([*run, "2", "--model", TINY, "--resume"]) == 2
     assert "is of another run: steps is 1 there and 2 here" in capsys.readouterr().err
     assert (folder / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_each_schedule_that_a_mesh_can_have_is_verified(capsys):
+    assert cli.main(["verify", "--mesh", "pp=3", "--each-schedule", "--model", "llama-tiny", "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(f" {name} " in out for name in SCHEDULES if name not in ("1f1b", "dualpipe")) and out.count("  equal\n") == 8
+    assert "left out, schedule dualpipe: 3 ranks must be an even number" in out and "VERIFIED: 8 sharded runs" in out
 
 
 def test_refusal_as_a_user_sees_it(tmp_path):

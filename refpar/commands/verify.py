@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refpar.cli import attribute, check_ranks, layout_of
-from refpar.config import FAMILIES, FILLINGS, PRESETS, Layout
+from refpar.config import FAMILIES, FILLINGS, PRESETS, SCHEDULES, Layout
 from refpar.named import describe_model, parse_model
 from refpar.oracle.books import Books
 from refpar.oracle.judge import Judgement, weigh
 from refpar.oracle.run import run_sharded
 from refpar.oracle.situation import OPTIONS, PROOF, Situation
+from refpar.schedules.model import schedule_of
 from refpar.trace import Traced, writable
 
 # Where none is named: each axis alone, and together; even, uneven, and more ranks than heads; every way over cp, in turn.
@@ -35,16 +36,17 @@ IN_PIPELINES = {
     "hybrid": (Layout(pp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", schedule="zb-h2"),
                Layout(dp=2, pp=2, cp=2, tp=2, sp=True)),
 }
+MICROS = 4                      # micro-batches of a pipeline, where the command names no number
 KINDS = ("loss", "input", "gradient", "norm", "weights", "optimizer")
 INDENT = "    "
-MESH = 28                       # columns of its name
+MESH = 28                       # columns of its name, at least
 HEADS = ("loss", "dinput", "grads", "norm", "weights", "optim")
 
 
 class Job(NamedTuple):
-    """What to verify: situations to run, those left out for want of ranks, and, perhaps, a fault to plant."""
+    """What to verify: situations to run, what is left out and why, and, perhaps, a fault to plant."""
     situations: list[Situation]
-    left_out: list[Layout]
+    left_out: list[str]
     fault: str | None
     list_faults: bool
     json: bool
@@ -62,21 +64,23 @@ def prepare(world, args) -> Job:
     family = "uneven" if args.uneven else "tiny"
     walked = {name: PRESETS[f"{name}-{family}"] for name in FAMILIES}
     models = [parse_model(args.model)] if args.model else list(walked.values())
-    layouts = [layout_of(args, args.mesh)] if args.mesh else list(MESHES)
+    layouts, left_out = layouts_of(args)
     more = {} if args.mesh else {walked[name]: [*OVER_CP[name], *IN_PIPELINES[name]] for name in FAMILIES}
-    for flag in FILLINGS:
+    for flag in (*FILLINGS, "each-schedule"):
         if getattr(args, attribute(flag)) and not args.mesh:
             raise ValueError(f"--{flag} is of a mesh: name it by --mesh")
-    fit = [layout for layout in layouts if world.size is None or layout.ranks <= world.size]
     if args.trace and (len(models) > 1 or len(layouts) > 1):
         raise ValueError("--trace is of one run: name its --model and its --mesh")
+    walk = [(model, layout) for model in models for layout in layouts + more.get(model, [])]
+    fit = [one for one in walk if world.size is None or one[1].ranks <= world.size]
     if not fit:
         raise ValueError(f"mesh {layouts[0]} needs {layouts[0].ranks} ranks, and {world.size} were started")
-    for layout in fit:
+    for layout in {layout for _, layout in fit}:
         check_ranks(world, layout)
-    situations = [situation_of(args, model, layout) for model in models for layout in fit + more.get(model, [])
-                  if world.size is None or layout.ranks <= world.size]
-    if not args.mesh and args.micro_batches is None:
+    if len(fit) < len(walk):
+        left_out += [f"for want of ranks: {', '.join(dict.fromkeys(named(one[1]) for one in walk if one not in fit))}"]
+    situations = [situation_of(args, model, layout) for model, layout in fit]
+    if args.micro_batches is None and (args.each_schedule or not args.mesh):
         situations = [in_flight(situation) for situation in situations]
     for situation in situations:
         tokens = situation.training.rows * situation.training.sequence
@@ -85,13 +89,32 @@ def prepare(world, args) -> Job:
         if situation.last_rows > situation.training.rows:
             raise ValueError(f"--last-rows {situation.last_rows} must be at most the {situation.training.rows} rows of a step")
         situation.model.require_positions(int(situation.batch(0).position.max()) + 1, "the longest document")
-    left_out = [layout for layout in layouts if layout not in fit]
     return Job(situations, left_out, args.fault, args.list_faults, args.json, writable(args.trace))
+
+
+def layouts_of(args) -> tuple[list[Layout], list[str]]:
+    """Those that the command line names, with each schedule in turn where it asks for them; and the schedules left out, and why."""
+    if not args.mesh:
+        return list(MESHES), []
+    layout = layout_of(args, args.mesh)
+    if not args.each_schedule:
+        return [layout], []
+    if layout.pp == 1 or args.schedule or args.virtual_stages or args.slices:
+        raise ValueError("--each-schedule is of a --mesh with pp of at least 2, and takes no --schedule, --virtual-stages or --slices")
+    layouts, left_out = [], []
+    for name in SCHEDULES:
+        try:
+            each = replace(layout, schedule=name)
+            schedule_of(each, MICROS)
+            layouts.append(each)
+        except ValueError as error:
+            left_out.append(str(error))
+    return layouts, left_out
 
 
 def in_flight(situation: Situation) -> Situation:
     """A pipeline of the list gets several micro-batches, where the command names no number."""
-    several = replace(situation.training, micro_batches=4)
+    several = replace(situation.training, micro_batches=MICROS)
     return replace(situation, training=several) if situation.layout.pp > 1 else situation
 
 
@@ -108,14 +131,15 @@ def run(world, job: Job) -> int:
     if job.fault:
         return run_fault(world, job.fault)
     say = partial(print, flush=True) if world.main and not job.json else _silent
-    say(heading(world))
+    width = max([MESH, *(len(named(situation.layout)) + 1 for situation in job.situations)])
+    say(heading(world, width))
     failed = []
     for situation in job.situations:
         program = Traced(run_sharded, job.trace) if job.trace else run_sharded
         runs = world.run(program, situation.layout.ranks, situation)
         if world.main:
             judgement = weigh(situation, runs)
-            say(line(situation, judgement))
+            say(line(situation, judgement, width))
             if job.json:
                 print(json.dumps(as_json(situation, judgement)))
             if judgement.complaint:
@@ -124,7 +148,7 @@ def run(world, job: Job) -> int:
     return 1 if failed else 0
 
 
-def heading(world) -> str:
+def heading(world, width: int = MESH) -> str:
     """What the table shows, and its column heads."""
     ranks = "ranks are threads of this process" if world.kind == "threads" else f"ranks are {count(world.size, 'process', 'processes')}"
     return (f"refpar verify: the sharded run beside the single process; {ranks}\n"
@@ -132,17 +156,17 @@ def heading(world) -> str:
             "  held      largest share of the weights, and of what backward needs, that a rank held / what its placements allow\n"
             "  sent      bytes on each axis, all ranks and steps together = formula\n"
             "  work      floating-point operations of all ranks beside the single process's, and what is done more than once\n\n"
-            f"{'model':<15}{'mesh':<{MESH}}" + "".join(f"{head:>9}" for head in HEADS) + f"{'held weights':>14}{'saved':>14}  sent, work")
+            f"{'model':<15}{'mesh':<{width}}" + "".join(f"{head:>9}" for head in HEADS) + f"{'held weights':>14}{'saved':>14}  sent, work")
 
 
-def line(situation: Situation, judgement: Judgement) -> str:
+def line(situation: Situation, judgement: Judgement, width: int) -> str:
     """One situation's row."""
     name = next((name for name, model in PRESETS.items() if model == situation.model), describe_model(situation.model))
     books = judgement.books
     held = "".join(f"{f'{share:.1%}/{allowed:.1%}':>14}" for share, allowed in books.held.values())
     sent = "  ".join(f"{axis}: {counted:,} {'=' if counted == formula else '!='} {formula:,}"
                      for axis, (counted, formula) in books.sent.items())
-    return (f"{name:<15}{named(situation.layout):<{MESH}}" + "".join(f"{judgement.errors[kind]:>9.2g}" for kind in KINDS)
+    return (f"{name:<15}{named(situation.layout):<{width}}" + "".join(f"{judgement.errors[kind]:>9.2g}" for kind in KINDS)
             + f"{held}  {sent}  {work(books)}  {'FAILS' if judgement.complaint else 'equal'}")
 
 
@@ -162,8 +186,7 @@ def work(books: Books) -> str:
 def ending(job: Job, failed: list[str], world) -> str:
     """The verdict, the meshes left out, and what to type next."""
     lines = [""]
-    if job.left_out:
-        lines.append(f"left out, for want of ranks: {' '.join(map(str, job.left_out))}")
+    lines += [f"left out, {why}" for why in job.left_out]
     lines += failed or [f"VERIFIED: {count(len(job.situations), 'sharded run equals', 'sharded runs equal')} the single process"]
     if world.kind == "threads":
         lines.append("the same on real processes:   mpiexec -n 4 python -m mpi4py -m refpar verify")
