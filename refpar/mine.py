@@ -35,7 +35,7 @@ def misfit(found, form) -> str | None:
             has = f"a dict of {', '.join(map(str, found))}" if isinstance(found, dict) else described(found)
             return f"{has}, and must return a dict of {', '.join(map(str, form))}"
         return next(filter(None, (misfit(found[key], form[key]) for key in form)), None)
-    if isinstance(form, tuple) and form[1:] == (...,):
+    if isinstance(form, tuple) and len(form) == 2 and form[1] is ...:
         if not isinstance(found, tuple | list):
             return f"{described(found)}, and must return values in a row"
         return next(filter(None, (misfit(value, form[0]) for value in found)), None)
