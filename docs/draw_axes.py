@@ -17,7 +17,7 @@ from refpar.watch import Observer, watching
 LAYOUT = Layout(dp=2, pp=2, cp=2, tp=2, sp=True, cp_attention="zigzag", cp_mamba="chain")
 STEPS = Situation(PRESETS["hybrid-uneven"], LAYOUT, replace(PROOF, rows=6, sequence=13, micro_batches=2), 0, (5, 16), (0.0, 0.4))
 COLOURS = {"tp": ("#d1603d", "addends of a layer"), "cp": ("#3f7fbf", "keys, states"), "pp": ("#4d9d53", "hidden states"),
-           "dp+cp": ("#8b6bb1", "gradients"), "others": ("#bbb", "norms and tied tables, the gradient norm")}
+           "dp+cp": ("#8b6bb1", "gradients"), "others": ("#bbb", "gradients of norms, the gradient norm, the loss")}
 NEAR, BOX, RADIUS, LEFT, TOP = 74, 230, 13, 100, 60
 
 

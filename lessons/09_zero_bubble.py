@@ -36,7 +36,7 @@ from refpar.schedules.simulate import Costs, simulate
 from refpar.show.schedule import chart
 
 MODEL = replace(PRESETS["hybrid-uneven"], blocks=1)
-MICROS = 6
+MICROS = 8
 NAMES = ("1f1b", "zb-h1", "zb-h2", "zb-v")
 
 
@@ -72,11 +72,11 @@ def teach(page: lesson.Page):
              f"  B, to the inputs: {b:,} floating-point operations    W, the weights': {w:,}")
     page.check(all(error <= 1 for error in apart.values()), "together they are the backward of one piece")
 
-    page.say("", f"2. {MICROS} micro-batches on {lesson.count(p, 'rank')}, F, B and W alike long.  A dot is a rank that waits.")
+    page.say("", f"2. {MICROS} micro-batches on {lesson.count(p, 'rank')}, F, B and W alike long.  A dot begins a wait.")
     for name in NAMES:
         line = simulate(page.call(schedule_of, Layout(pp=p, schedule=name), MICROS), Costs())
         page.say(f"  {name}: makespan {line.makespan}, bubble {line.bubble}, in flight at most {max(line.schedule.bound)}",
-                 *(f"    {row[:130]}" for row in chart(line)))
+                 *(f"    {row if len(row) < 145 else row[:145].rsplit(' ', 1)[0] + ' ...'}" for row in chart(line)))
     lines = [simulate(page.call(schedule_of, Layout(pp=p, schedule=name), MICROS), Costs()) for name in NAMES[:3]]
     page.check(lines[0].bubble >= lines[1].bubble >= lines[2].bubble, "each has a smaller bubble than the one before, or as small")
     page.check(lines[1].bubble == bubble("zb-h1", Sizes(p, MICROS), 1, 1, 1), "ZB-H1's is that of the formula")

@@ -41,8 +41,8 @@ def layout_of(ranks: int) -> Layout:
 
 def teach(page: lesson.Page):
     layout = layout_of(page.ranks)
-    page.say(f"1. The map of {lesson.count(page.ranks, 'rank')}, {layout}: dp outermost, tp innermost.  A block is a stage of a replica,",
-             "  its rows cp, its columns tp:")
+    page.say(f"1. The map of {lesson.count(page.ranks, 'rank')}, {layout}: dp outermost, tp innermost.  A line is a stage of a replica;",
+             "  | parts its cp, and side by side stand its tp:")
     for dp in range(layout.dp):
         for pp in range(layout.pp):
             rows = ("  ".join(f"{rank_at(layout, dict(dp=dp, pp=pp, cp=cp, tp=tp)):>2}" for tp in range(layout.tp))
@@ -54,7 +54,7 @@ def teach(page: lesson.Page):
         found = groups(layout, axis)
         page.say(f"  {axis}   {WHY[axis]:<42} " + " ".join(map(str, found[:4])) + " ..." * (len(found) > 4))
 
-    page.say("", "3. Over whom a gradient is summed, of a parameter inside the seams, of one that is cut, of one outside:")
+    page.say("", "3. Over whom a gradient is summed, with sequence parallelism, on the first stage: of what is cut, and of others:")
     chain = part_of_model(MODEL, traffic.mesh_of(layout, 0), PROOF)[0]
     sums = page.call(gradient_sums, chain, layout)
     for layer, name in list(sums):

@@ -229,7 +229,7 @@ ROWS: tuple[Row, ...] = (
         "(N-1) z", lambda z, N: (N - 1) * z.summary, lambda z, N: (N - 1) * z.summary),
     Row("", "mamba2", "CP, chain", cp(cp_mamba="chain"), "", none, (), "2(N-1)/N z", lambda z, N: 2 * (N - 1) / N * z.summary,
         lambda z, N: 2 * (N - 1) / N * z.summary),
-    Row("", "mamba2", "CP, scan", cp(cp_mamba="scan"), "", none, (), "((N-1)/N + about log2 N) z",
+    Row("", "mamba2", "CP, scan", cp(cp_mamba="scan"), "", none, (), "log2 N z, for N a power of 2",
         lambda z, N: (rounds(N) + N - 1) / N * z.summary, lambda z, N: (rounds(N) + N - 1) / N * z.summary),
     Row("", "mamba2", "CP, heads", cp(cp_mamba="heads"), "", none, (), "(N-1)/N^2 b s (2 m p + m + 2 n max(g,N))",
         lambda z, N: (N - 1) / N**2 * z.b * z.s * (2 * z.m * z.p + z.m + 2 * z.n * max(z.g, N)),
